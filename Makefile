@@ -1,0 +1,54 @@
+# One word per chore; each does its own set-up in .venv on a machine that has python3 (>= 3.11) and make.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-all lint format docs bench browser clean
+.DELETE_ON_ERROR:
+
+demo: .venv/core
+	$(BIN)/unlazy demo
+
+test: .venv/test
+	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
+
+test-all: .venv/test .venv/browser
+	$(BIN)/python -m pytest -n 2 -m "not browser"
+	$(BIN)/python -m pytest -m browser
+
+lint: .venv/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: .venv/docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build
+	@echo "docs/_build/index.html"
+
+bench: .venv/core
+	$(BIN)/python benchmarks/ensemble.py
+
+# Debian's Chromium for the page tests; UNLAZY_CHROMIUM names another one.
+browser:
+	command -v chromium || (apt-get update && apt-get install -y --no-install-recommends chromium)
+
+clean:
+	rm -rf .venv unlazy-demo docs/_build .mypy_cache .ruff_cache
+
+.venv/python:
+	$(PYTHON) -c 'import sys; sys.exit("unlazy needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/core: .venv/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	touch $@
+
+.venv/test .venv/browser .venv/lint .venv/docs: .venv/%: .venv/core
+	$(PIP) --editable '.[$*]'
+	touch $@

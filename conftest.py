@@ -1,0 +1,5 @@
+"""Strict in tests only: shapes and types of every annotated function are checked while testing."""
+
+from jaxtyping import install_import_hook
+
+install_import_hook("unlazy", "strict.typechecker")

@@ -1,0 +1,100 @@
+"""unlazy shows what a neural network learns while it trains.
+
+Everything public stands here, grouped; anything else may change. Names load on first use, so that
+``import unlazy`` is quick and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from unlazy.runtime import InputError, StoreError, UnlazyError, Unsupported, __version__
+
+if TYPE_CHECKING:
+    from unlazy.data.dataset import Dataset
+    from unlazy.data.synthetic import Circle
+    from unlazy.kernels.compare import (
+        alignment,
+        centered_alignment,
+        effective_rank,
+        kernel_distance,
+        label_kernel,
+        relative_change,
+        trace_normalise,
+    )
+    from unlazy.kernels.overlap import overlap_kernel, path_count
+    from unlazy.kernels.tangent import tangent_features, tangent_kernel
+    from unlazy.models.build import DLGN, DeepLinearNet, ReLUNet, build, build_stack, member
+    from unlazy.models.gates import Gates, HardGate, SoftGate
+    from unlazy.models.net import GatedNet
+    from unlazy.models.spec import Init, NetSpec
+    from unlazy.probes.halfspaces import HalfSpaces, half_spaces
+    from unlazy.probes.paths import allocation, cell_floor, count_cells, count_path_regions
+    from unlazy.scope.schedule import Fixed
+    from unlazy.scope.scope import Measure, Scope
+    from unlazy.store import Run, find_runs
+    from unlazy.training.ensemble import Member
+    from unlazy.training.fit import Recipe, fit
+
+_HOME = {
+    # watch
+    "Scope": "scope.scope",
+    "Measure": "scope.scope",
+    "Fixed": "scope.schedule",
+    # networks
+    "build": "models.build",
+    "build_stack": "models.build",
+    "member": "models.build",
+    "ReLUNet": "models.build",
+    "DLGN": "models.build",
+    "DeepLinearNet": "models.build",
+    "GatedNet": "models.net",
+    "NetSpec": "models.spec",
+    "Init": "models.spec",
+    "SoftGate": "models.gates",
+    "HardGate": "models.gates",
+    "Gates": "models.gates",
+    # kernels
+    "tangent_kernel": "kernels.tangent",
+    "tangent_features": "kernels.tangent",
+    "overlap_kernel": "kernels.overlap",
+    "path_count": "kernels.overlap",
+    "alignment": "kernels.compare",
+    "centered_alignment": "kernels.compare",
+    "kernel_distance": "kernels.compare",
+    "relative_change": "kernels.compare",
+    "effective_rank": "kernels.compare",
+    "label_kernel": "kernels.compare",
+    "trace_normalise": "kernels.compare",
+    # probes
+    "half_spaces": "probes.halfspaces",
+    "HalfSpaces": "probes.halfspaces",
+    "allocation": "probes.paths",
+    "cell_floor": "probes.paths",
+    "count_cells": "probes.paths",
+    "count_path_regions": "probes.paths",
+    # data and training
+    "Dataset": "data.dataset",
+    "Circle": "data.synthetic",
+    "Member": "training.ensemble",
+    "Recipe": "training.fit",
+    "fit": "training.fit",
+    # runs on disk
+    "Run": "store",
+    "find_runs": "store",
+}
+
+__all__ = ["InputError", "StoreError", "UnlazyError", "Unsupported", "__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'unlazy' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"unlazy.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Claims of the papers: the catalogue, the rule that judges them, and the scorecard."""

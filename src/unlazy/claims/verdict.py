@@ -1,0 +1,171 @@
+"""How a claim is judged. The rule stands in code before the run; nothing here knows any study.
+
+*holds*: at least 90 % of the seeds are on the claimed side of the threshold and the 95 % interval of the median
+lies wholly there. *partly*: the median is on that side. *fails*: it is not. *censored*: training was too short to
+tell. A claim with several parts holds if all parts hold, fails if none is even partly true, and is partly true
+otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from unlazy.claims.catalogue import by_id
+from unlazy.runtime import require
+
+AGREE_SHARE = 0.9
+RESAMPLES = 2000
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One judged statement about per-seed numbers: ``value > threshold`` or ``value < threshold``."""
+
+    name: str
+    side: str
+    threshold: float
+    unit: str
+    values: NDArray[np.float64]
+    horizon: float = np.inf  # for times: how long was looked; infinity in ``values`` means "not within the horizon"
+
+    def __post_init__(self) -> None:
+        require(self.side in (">", "<"), f"side must be '>' or '<', got {self.side!r}.")
+
+    def judge(self) -> Row:
+        """The part as a plain row, with its verdict."""
+        agrees = self.values > self.threshold if self.side == ">" else self.values < self.threshold
+        unknown = np.isnan(self.values) | (np.isinf(self.values) & (self.horizon < self.threshold))
+        low, high = interval(self.values)
+        clear = low > self.threshold if self.side == ">" else high < self.threshold
+        median = _median(self.values)
+        leans = median > self.threshold if self.side == ">" else median < self.threshold
+        enough = agrees[~unknown].sum() >= AGREE_SHARE * len(self.values)
+        refuted = (~agrees & ~unknown).sum() > len(self.values) / 2
+        if unknown.any() and not enough and not refuted:
+            verdict = "censored"
+        elif enough and clear:
+            verdict = "holds"
+        else:
+            verdict = "partly" if leans else "fails"
+        return {
+            "name": self.name,
+            "verdict": verdict,
+            "value": _plain(median),
+            "interval": [_plain(low), _plain(high)],
+            "unit": self.unit,
+            "seeds": len(self.values),
+            "agree": int(agrees[~unknown].sum()),
+            "rule": f"{self.side} {self.threshold:g}",
+            "horizon": _plain(self.horizon),
+        }
+
+
+def interval(values: ArrayLike) -> tuple[float, float]:
+    """95 % bootstrap interval of the median (2000 resamples, fixed seed); least and greatest under 5 values."""
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[~np.isnan(numbers)]
+    if len(numbers) == 0:
+        return np.nan, np.nan
+    if len(numbers) < 5:
+        return float(numbers.min()), float(numbers.max())
+    picks = np.random.default_rng(0).integers(0, len(numbers), (RESAMPLES, len(numbers)))
+    medians = np.sort([_median(row) for row in numbers[picks]])
+    return float(medians[int(0.025 * RESAMPLES)]), float(medians[int(0.975 * RESAMPLES)])
+
+
+def summary(name: str, values: ArrayLike, unit: str = "") -> Row:
+    """A control: median, interval and seeds, with no verdict."""
+    low, high = interval(values)
+    numbers = np.asarray(values, dtype=np.float64)
+    return {
+        "name": name,
+        "value": _plain(_median(numbers)),
+        "interval": [_plain(low), _plain(high)],
+        "unit": unit,
+        "seeds": len(numbers),
+    }
+
+
+def combine(verdicts: Sequence[str]) -> str:
+    """One verdict from those of the parts: unanimous, or partly; all censored: not run yet."""
+    votes = set(verdicts)
+    if len(votes) > 1:
+        return "fails" if votes == {"fails", "censored"} else "partly"
+    return "not run yet" if votes == {"censored"} else votes.pop()
+
+
+def claim_row(
+    claim_id: str,
+    parts: Sequence[Part],
+    *,
+    scale: str,
+    settings: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    why: str,
+    controls: Sequence[Row] = (),
+    figure: str | None = None,
+    run: str | None = None,
+) -> Row:
+    """The scorecard row of a judged claim; the first part gives the headline number."""
+    claim = by_id(claim_id)
+    if not parts:
+        return empty_row(claim_id) | {"scale": scale, "why": f"The {scale} scale is too short or too small to tell."}
+    judged = [part.judge() for part in parts]
+    head = judged[0]
+    verdict = combine([part["verdict"] for part in judged])
+    if verdict == "not run yet":
+        why = f"Censored: the {scale} scale stops before this can be told."
+    return {
+        **_claim_fields(claim_id),
+        "scale": scale,
+        "verdict": verdict,
+        **{key: head[key] for key in ("value", "unit", "interval", "seeds", "agree")},
+        "rule": f"{head['name']}: {head['rule']} {head['unit']}".strip(),
+        "settings": dict(settings),
+        "parts": judged,
+        "controls": list(controls),
+        "why": why,
+        "run": run,
+        "figure": figure,
+        "command": f"unlazy reproduce {claim.study} --scale {scale}",
+        "provenance": dict(provenance),
+    }
+
+
+def empty_row(claim_id: str) -> Row:
+    """The row of a claim nobody has measured yet."""
+    nothing = ("value", "unit", "interval", "seeds", "agree", "rule", "settings", "run", "figure", "provenance")
+    return {
+        **_claim_fields(claim_id),
+        "scale": None,
+        "verdict": "not run yet",
+        **dict.fromkeys(nothing),
+        "parts": [],
+        "controls": [],
+        "why": "No study measures it yet.",
+        "command": None,
+    }
+
+
+def _claim_fields(claim_id: str) -> Row:
+    claim = by_id(claim_id)
+    return {name: getattr(claim, name) for name in ("id", "paper", "where", "statement", "paper_value", "study")}
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    """Median that stands infinity: the mean of two middle values would be nan between -inf and inf only."""
+    numbers = np.sort(values[~np.isnan(values)])
+    if len(numbers) == 0:
+        return float("nan")
+    middle = len(numbers) // 2
+    return float(numbers[middle] if len(numbers) % 2 else (numbers[middle - 1] + numbers[middle]) / 2)
+
+
+def _plain(number: float) -> float | None:
+    return float(f"{number:.6g}") if np.isfinite(number) else None

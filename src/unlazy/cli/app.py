@@ -1,0 +1,179 @@
+"""The commands. Nothing heavy is imported here: ``unlazy --help`` answers at once, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unlazy.cli.progress import reporting
+from unlazy.runtime import UnlazyError, __version__, runs_folder
+from unlazy.studies.registry import STUDIES, check_scale, find_studies
+
+app = typer.Typer(
+    help="See what a neural network learns while it trains.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+runs_app = typer.Typer(help="List, show and compare runs.", invoke_without_command=True)
+app.add_typer(runs_app, name="runs")
+
+ScaleOption = Annotated[
+    str, typer.Option(help="smoke (seconds), desk (under two minutes) or paper (the paper's length).")
+]
+SeedsOption = Annotated[int | None, typer.Option(help="Number of seeds, instead of the scale's own.")]
+WorkersOption = Annotated[int, typer.Option(help="Trainings at once; 0: one per core.")]
+
+
+def main() -> None:
+    """The entry point: deliberate errors become one line and exit code 2."""
+    try:
+        app()
+    except UnlazyError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the same command goes on where it stopped.", err=True)
+        sys.exit(130)
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the page, the figures and the runs.")] = Path("unlazy-demo"),
+    scale: ScaleOption = "desk",
+    seeds: SeedsOption = None,
+    workers: WorkersOption = 0,
+) -> None:
+    """Train the circle study, measure it, judge the paper's claims, and write a page to look at."""
+    table = _reproduce("circle", scale, seeds, workers, out / "runs", out / "results")
+    from unlazy.studio.circle_page import write_circle_page
+
+    page = write_circle_page(out / "page.html", out / "results", out / "runs", scale, seeds)
+    _print_rows(table["claims"])
+    typer.echo(f"\nfigures (PNG and PDF): {out / 'results' / 'circle' / scale}")
+    typer.echo(f"page: {page.resolve()}")
+    typer.echo("Open the page in a browser and press space.")
+
+
+@app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help="A study, or a paper (all its studies).")],
+    scale: ScaleOption = "desk",
+    seeds: SeedsOption = None,
+    workers: WorkersOption = 0,
+    runs: Annotated[Path | None, typer.Option(help="Where runs are kept (default: UNLAZY_RUNS, or ./runs).")] = None,
+    results: Annotated[Path, typer.Option(help="Where result tables and figures go.")] = Path("results"),
+) -> None:
+    """Run a study of a paper: train, measure, judge its claims, draw its figures. Interrupted work goes on."""
+    for entry in find_studies(study):
+        table = _reproduce(entry.name, scale, seeds, workers, runs or runs_folder(), results)
+        _print_rows(table["claims"])
+        typer.echo(f"\nresults: {results / entry.name / f'{scale}.json'}")
+
+
+@app.command()
+def studies() -> None:
+    """The studies there are."""
+    for entry in STUDIES:
+        typer.echo(f"{entry.name:12} {entry.paper:12} {entry.help}")
+
+
+@app.command()
+def claims(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    results: Annotated[
+        Path | None, typer.Option(help="Result files (default: ./results, or the shipped ones).")
+    ] = None,
+) -> None:
+    """The scorecard: every numbered claim of the papers, what they say, what we measured, the verdict."""
+    from unlazy.claims.scorecard import load_results, results_folder, scorecard
+
+    rows = scorecard(load_results(results or results_folder()))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        _print_rows(rows)
+
+
+@runs_app.callback()
+def list_runs(
+    context: typer.Context,
+    root: Annotated[Path | None, typer.Option(help="Folder to search (default: UNLAZY_RUNS, or ./runs).")] = None,
+    study: Annotated[str | None, typer.Option(help="Only runs of this study.")] = None,
+    state: Annotated[str | None, typer.Option(help="Only runs in this state: running, interrupted, ...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        from unlazy.cli.runs import print_list
+
+        print_list(root or runs_folder(), study, state, as_json)
+
+
+@runs_app.command("show")
+def show_run(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """What a run is, how far it came, and its last measurement."""
+    from unlazy.cli.runs import print_run
+
+    print_run(folder)
+
+
+@runs_app.command("compare")
+def compare_runs(
+    first: Annotated[Path, typer.Argument(help="A run folder.")],
+    second: Annotated[Path, typer.Argument(help="Another run folder.")],
+) -> None:
+    """Where two runs differ: settings first, then their last common measurements."""
+    from unlazy.cli.runs import print_comparison
+
+    print_comparison(first, second)
+
+
+def _reproduce(name: str, scale: str, seeds: int | None, workers: int, runs: Path, results: Path) -> dict[str, Any]:
+    check_scale(scale)
+    (entry,) = [entry for entry in STUDIES if entry.name == name]
+    module = entry.load()
+    with reporting() as report:
+        table: dict[str, Any] = module.reproduce(
+            scale, runs=runs, results=results, seeds=seeds, workers=workers or os.cpu_count() or 1, progress=report
+        )
+    made_by = table["provenance"]["code_sha256"]
+    if made_by != table["provenance"]["judged_by_code"]:
+        typer.echo(f"note: some runs were trained by an earlier version of the code; delete {runs} to train again.")
+    return table
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from unlazy.claims.scorecard import MARKS, number_text
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    table = Table("claim", "statement", "paper", "ours (median, 95 %)", "seeds", "verdict", box=None, pad_edge=False)
+    for row in rows:
+        ours = number_text(row["value"], row["interval"], row["unit"])
+        seeds = "" if row["seeds"] is None else f"{row['agree']}/{row['seeds']}"
+        table.add_row(
+            row["id"],
+            row["statement"],
+            row["paper_value"],
+            escape(ours),
+            seeds,
+            f"{MARKS[row['verdict']]} {row['verdict']}",
+        )
+    console.print(table)

@@ -1,0 +1,44 @@
+"""Progress on the terminal: bars where there is one, a plain line now and then where there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[[str, int, int], None]
+PLAIN_SECONDS = 10.0
+
+
+@contextmanager
+def reporting() -> Iterator[Report]:
+    """Yields ``report(what, done, total)``; each new ``what`` gets its own bar."""
+    if not sys.stderr.isatty():
+        yield _plain_lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(what, total=total)
+            progress.update(bars[what], completed=done)
+
+        yield report
+
+
+def _plain_lines() -> Report:
+    last: dict[str, float] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - last.get(what, -PLAIN_SECONDS) >= PLAIN_SECONDS:
+            last[what] = now
+            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)  # noqa: T201
+
+    return report

@@ -1,0 +1,94 @@
+"""Printing runs: the list, one of them, the difference of two."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from unlazy.store import Run, find_runs
+
+
+def print_list(root: Path, study: str | None, state: str | None, as_json: bool) -> None:
+    """One line a run, oldest first; damaged folders are named, not hidden."""
+    runs, broken = find_runs(root)
+    rows = [describe(run) for run in runs]
+    rows = [row for row in rows if study in (None, row["study"]) and state in (None, row["state"])]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    elif not rows and not broken:
+        typer.echo(f"no runs below {root}; `unlazy reproduce circle` makes some.")
+    else:
+        typer.echo(f"{'id':12}  {'state':11}  {'members':>7}  {'step':>8}  {'loss':>9}  {'study':10}  folder")
+        for row in rows:
+            loss = "" if row["loss"] is None else f"{row['loss']:.3g}"
+            typer.echo(
+                f"{row['id']:12}  {row['state']:11}  {row['members']:7d}  {row['step']:8d}  {loss:>9}  "
+                f"{row['study'] or '':10}  {row['folder']}"
+            )
+    for error in broken:
+        typer.echo(f"damaged: {error}", err=True)
+
+
+def print_run(folder: Path) -> None:
+    """Header facts and the last value of every scalar, median over members."""
+    run = Run(folder)
+    for name, value in describe(run).items():
+        typer.echo(f"{name:12} {value}")
+    for name in ("unlazy", "torch", "threads", "dtype", "started"):
+        typer.echo(f"{name:12} {run.header['provenance'][name]}")
+    for name, value in last_medians(run).items():
+        typer.echo(f"{name:20} {value:.6g}")
+
+
+def print_comparison(first: Path, second: Path) -> None:
+    """Settings that differ, then the last medians side by side."""
+    a, b = Run(first), Run(second)
+    flat_a, flat_b = (flatten(run.header["recipe"]) for run in (a, b))
+    for key in sorted(flat_a.keys() | flat_b.keys()):
+        left, right = flat_a.get(key, "-"), flat_b.get(key, "-")
+        if left != right and not key.startswith("measures"):
+            typer.echo(f"{key:32} {left!s:>20} {right!s:>20}")
+    medians_a, medians_b = last_medians(a), last_medians(b)
+    for name in sorted(medians_a.keys() & medians_b.keys()):
+        typer.echo(f"{name:32} {medians_a[name]:20.6g} {medians_b[name]:20.6g}")
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """The facts of one row of the list."""
+    status = run.status()
+    return {
+        "id": run.id,
+        "state": status["state"],
+        "members": len(run.members),
+        "step": status["step"],
+        "loss": last_medians(run).get("loss"),
+        "study": run.header["study"],
+        "scale": run.header["scale"],
+        "folder": str(run.folder),
+        "error": status["error"],
+    }
+
+
+def last_medians(run: Run) -> dict[str, float]:
+    """Median over members of each scalar in the last measurement that has it."""
+    latest: dict[str, list[float]] = {}
+    for line in run.lines:
+        latest |= line.scalars
+    numbers = {name: np.array(values, dtype=np.float64) for name, values in latest.items()}
+    return {name: float(np.nanmedian(values)) for name, values in numbers.items() if not np.isnan(values).all()}
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as ``a.b.c: value``."""
+    if isinstance(value, Mapping):
+        pairs = [flatten(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items()]
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping | list):
+        pairs = [flatten(inner, f"{prefix}[{index}]") for index, inner in enumerate(value)]
+    else:
+        return {prefix: value}
+    return {key: inner for pair in pairs for key, inner in pair.items()}

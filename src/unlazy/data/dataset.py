@@ -1,0 +1,56 @@
+"""A data set is tensors plus the words that make them again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unlazy.runtime import require
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs ``x [n, d]``, targets ``y [n, outputs]``, and named groups of samples as boolean masks ``[n]``."""
+
+    name: str
+    x: Float[Tensor, "n *d"]
+    y: Float[Tensor, "m *o"]  # m = n, checked below
+    groups: Mapping[str, Tensor] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.x.shape[0] > 0, f"data set {self.name!r} has no samples.")
+        require(
+            self.x.shape[0] == self.y.shape[0],
+            f"data set {self.name!r}: {self.x.shape[0]} inputs but {self.y.shape[0]} targets.",
+        )
+        for what, values in (("inputs", self.x), ("targets", self.y)):
+            bad = int((~torch.isfinite(values)).sum())
+            require(bad == 0, f"data set {self.name!r}: {bad} of the {what} are NaN or infinite; clean them first.")
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    def to(self, dtype: torch.dtype) -> Dataset:
+        """The same data in another precision."""
+        return Dataset(self.name, self.x.to(dtype), self.y.to(dtype), self.groups, self.options)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over shapes, precisions and bytes of inputs and targets, 16 hex digits."""
+        digest = hashlib.sha256()
+        for values in (self.x, self.y):
+            digest.update(f"{tuple(values.shape)} {values.dtype}".encode())
+            digest.update(values.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """What a run keeps of its data: ``{name, options, fingerprint}``."""
+        return {"name": self.name, "options": dict(self.options), "fingerprint": self.fingerprint}

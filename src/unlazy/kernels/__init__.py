@@ -1,0 +1,1 @@
+"""Kernels of networks: overlap (common active paths) and tangent (gradients), and how to compare them."""

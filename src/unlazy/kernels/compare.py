@@ -1,0 +1,76 @@
+"""Comparing kernels. All functions broadcast over leading (member) axes: ``[..., n, n]`` in, ``[...]`` out."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Kernel = Float[Tensor, "*members n n"]
+
+
+def trace_normalise(kernel: Kernel) -> Kernel:
+    """K n / tr(K): mean diagonal 1, so that only ratios are left."""
+    trace = kernel.diagonal(dim1=-2, dim2=-1).mean(-1)
+    return kernel / trace[..., None, None]
+
+
+def kernel_distance(kernel: Kernel, other: Kernel) -> Tensor:
+    """1 - <K, K'>_F / (|K|_F |K'|_F): 0 for proportional kernels, blind to scale."""
+    return 1 - _cosine(kernel, other)
+
+
+def relative_change(kernel: Kernel, start: Kernel) -> Tensor:
+    """|K - K_0|_F / |K_0|_F after both are trace-normalised."""
+    kernel, start = trace_normalise(kernel), trace_normalise(start)
+    return torch.linalg.matrix_norm(kernel - start) / torch.linalg.matrix_norm(start)
+
+
+def alignment(kernel: Kernel, targets: Float[Tensor, "n o"]) -> Tensor:
+    """Kernel-target alignment, uncentred: <K, Y Y^T>_F / (|K|_F |Y Y^T|_F).
+
+    >>> y = torch.tensor([[1.0], [-1.0]])
+    >>> float(alignment(y @ y.T, y))
+    1.0
+    """
+    return _cosine(kernel, label_kernel(targets).expand_as(kernel))
+
+
+def centered_alignment(kernel: Kernel, targets: Float[Tensor, "n o"]) -> Tensor:
+    """Alignment after centring both kernels, H K H with H = I - 11^T/n."""
+    return _cosine(center(kernel), center(label_kernel(targets)).expand_as(kernel))
+
+
+def label_kernel(targets: Float[Tensor, "n o"]) -> Float[Tensor, "n n"]:
+    """Y Y^T; a vector of targets counts as one column."""
+    columns = targets[:, None] if targets.ndim == 1 else targets
+    return columns @ columns.T
+
+
+def center(kernel: Kernel) -> Kernel:
+    """H K H with H = I - 11^T/n."""
+    rows = kernel - kernel.mean(-1, keepdim=True)
+    return rows - rows.mean(-2, keepdim=True)
+
+
+def effective_rank(kernel: Kernel) -> Tensor:
+    """exp of the entropy of the normalised spectrum (Roy and Vetterli): n for the identity, 1 for rank one."""
+    spectrum = torch.linalg.eigvalsh(kernel).clamp(min=0)
+    share = spectrum / spectrum.sum(-1, keepdim=True)
+    return torch.special.entr(share).sum(-1).exp()
+
+
+def regression_loss(kernel: Kernel, targets: Float[Tensor, "n o"], tolerance: float = 1e-9) -> Tensor:
+    """Mean squared error left by ridgeless regression of the targets on the kernel, on its own points.
+
+    What remains of the targets outside the kernel's range (eigenvalues above ``tolerance`` times the largest).
+    """
+    values, vectors = torch.linalg.eigh(kernel.double())
+    inside = vectors.mT @ targets.double()  # [..., n, o]
+    kept = values > tolerance * values[..., -1:].clamp(min=0)
+    return (inside.square() * ~kept[..., None]).sum((-2, -1)) / targets.numel()
+
+
+def _cosine(kernel: Kernel, other: Kernel) -> Tensor:
+    product = (kernel * other).sum((-2, -1))
+    return product / (torch.linalg.matrix_norm(kernel) * torch.linalg.matrix_norm(other))

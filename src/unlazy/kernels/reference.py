@@ -1,0 +1,51 @@
+"""The slow, obvious twins: what every fast path is tested against. Small inputs, float64, one thing at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from unlazy.runtime import require
+
+
+def tangent_features(model: nn.Module, x: Tensor) -> Tensor:
+    """grad f_o(x_i): one forward pass and one backward pass per sample and output. ``[n, O, p]``."""
+    parameters = list(model.parameters())
+    rows = []
+    for sample in x:
+        out = model(sample[None])[0].reshape(-1)
+        for value in out:
+            gradients = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+            pieces = [
+                (torch.zeros_like(p) if g is None else g).reshape(-1)
+                for p, g in zip(parameters, gradients, strict=True)
+            ]
+            rows.append(torch.cat(pieces))
+    return torch.stack(rows).reshape(len(x), -1, rows[0].numel())
+
+
+def tangent_kernel(model: nn.Module, x: Tensor) -> Tensor:
+    """Every pair of samples and outputs: ``[n, n, O, O]``."""
+    rows = tangent_features(model, x)
+    n, size, _ = rows.shape
+    kernel = rows.new_zeros(n, n, size, size)
+    for i, j in itertools.product(range(n), repeat=2):
+        for a, b in itertools.product(range(size), repeat=2):
+            kernel[i, j, a, b] = rows[i, a] @ rows[j, b]
+    return kernel
+
+
+def overlap_kernel(gates: Sequence[Tensor]) -> Tensor:
+    """Walk every path, one by one, and count those that are open on both inputs. ``gates``: booleans ``[n, m]``."""
+    paths = list(itertools.product(*(range(layer.shape[-1]) for layer in gates)))
+    require(len(paths) <= 100_000, f"{len(paths)} paths are too many to walk one by one; use overlap_kernel.")
+    n = gates[0].shape[0]
+    kernel = torch.zeros(n, n, dtype=torch.float64)
+    for path in paths:
+        active = [all(bool(layer[i, unit]) for layer, unit in zip(gates, path, strict=True)) for i in range(n)]
+        for i, j in itertools.product(range(n), repeat=2):
+            kernel[i, j] += active[i] and active[j]
+    return kernel

@@ -1,0 +1,136 @@
+"""The one gated network: a gating branch that opens and closes units, a value branch that is multiplied by it.
+
+    q_l = transition_l(gating states)          pre-activation of the gates of layer l
+    G_l = rule(q_l)                            in [0, 1]
+    h_l = G_l * transition_l(value states)     value branch
+    f(x) = readout(value states)
+
+With ``gating="own"`` the value branch gates itself (a ReLU net). A *transition* reads the list of all earlier
+states, so a dense or convolutional layer takes the last one and a residual layer also takes an older one.
+
+Every tensor may carry a leading *member* axis: a stack of S networks is one ``GatedNet`` whose parameters are
+``[S, ...]``; it maps ``[n, d]`` (one batch for all) or ``[S, n, d]`` (one batch each) to ``[S, n, outputs]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unlazy.models.gates import Gates, HardGate
+from unlazy.models.spec import NetSpec
+from unlazy.runtime import InputError, Unsupported, require
+
+
+class GatedNet(nn.Module):
+    """Built by :func:`unlazy.build`, :func:`unlazy.ReLUNet`, :func:`unlazy.DLGN`, :func:`unlazy.DeepLinearNet`."""
+
+    member_beta: Tensor | None  # [S, 1, 1]: the slope of each member's gates, where members differ in it
+
+    def __init__(
+        self,
+        spec: NetSpec,
+        gate_layers: nn.ModuleList,
+        value_layers: nn.ModuleList,
+        readout: nn.Module,
+        quadratic: nn.ModuleList | None = None,
+        member_beta: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self._spec = spec
+        self.gate_layers, self.value_layers, self.readout = gate_layers, value_layers, readout
+        self.quadratic = quadratic
+        self.register_buffer("member_beta", member_beta, persistent=False)
+
+    def spec(self) -> dict[str, Any]:
+        """The plain spec that rebuilds this network with ``build(spec)``."""
+        return self._spec.to_dict()
+
+    @property
+    def settings(self) -> NetSpec:
+        return self._spec
+
+    @property
+    def members(self) -> int | None:
+        """How many networks are stacked here; ``None`` for a single one."""
+        weight = next(self.readout.parameters())
+        return int(weight.shape[0]) if weight.ndim == 3 else None
+
+    def branch(self, name: str) -> list[tuple[str, nn.Parameter]]:
+        """Named parameters of the ``"gate"`` or the ``"value"`` branch (the readout belongs to the values)."""
+        require(name in ("gate", "value"), f"a branch is 'gate' or 'value', got {name!r}.")
+        return [
+            (key, parameter)
+            for key, parameter in self.named_parameters()
+            if key.startswith(("gate_layers.", "quadratic.")) == (name == "gate")
+        ]
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*out o"]:
+        """f(x) = value(x, gates(x))."""
+        self._check(x)
+        if self._spec.gating == "own":
+            return self._own_pass(x)[0]
+        return self.value(x, self.gates(x))
+
+    def gates(self, x: Float[Tensor, "*batch d"]) -> Gates:
+        """The gates of every layer, as the numbers used in ``forward``; ``.hard()`` gives booleans."""
+        self._check(x)
+        if self._spec.gating == "own":
+            return self._own_pass(x)[1]
+        if self._spec.gating == "open":
+            ones = x.new_ones(*x.shape[:-1], self._spec.width)
+            return Gates([ones] * self._spec.depth, [ones] * self._spec.depth, strict=False)
+        q = self.pre_activations(x)
+        return Gates([self._rule(pre) for pre in q], q, strict=False)
+
+    def value(self, x: Float[Tensor, "*batch d"], gates: Sequence[Tensor]) -> Float[Tensor, "*out o"]:
+        """The value branch under given gates: linear in each layer's experts, whoever made the gates."""
+        require(len(gates) == self._spec.depth, f"need {self._spec.depth} layers of gates, got {len(gates)}.")
+        states = [x]
+        for transition, gate in zip(self.value_layers, gates, strict=True):
+            pre = transition(states)
+            states.append(gate.to(pre.dtype) * pre)
+        return self.readout(states)
+
+    def pre_activations(self, x: Float[Tensor, "*batch d"]) -> list[Tensor]:
+        """q_l(x), what decides each gate: affine in x for linear gating, the unit's own value for a ReLU net."""
+        if self._spec.gating == "own":
+            return self._own_pass(x)[2]
+        if self._spec.gating == "open":
+            raise Unsupported("GatedNet", "open gates have no pre-activation", "Choose another gating.")
+        states = [x]
+        for transition in self.gate_layers:
+            states.append(transition(states))
+        q = states[1:]
+        if self.quadratic is not None:
+            q = [eta + term(x) for eta, term in zip(q, self.quadratic, strict=True)]
+        return q
+
+    def hard(self) -> GatedNet:
+        """This network with its gates made into the half-spaces of the theory (shares all parameters)."""
+        spec = replace(self._spec, gate=HardGate(None))
+        return GatedNet(spec, self.gate_layers, self.value_layers, self.readout, self.quadratic)
+
+    def exact_gates(self) -> bool:
+        """Whether autograd through this network is the derivative of its function (false for a soft backward)."""
+        return not (isinstance(self._spec.gate, HardGate) and self._spec.gate.beta is not None)
+
+    def _rule(self, q: Tensor) -> Tensor:
+        return self._spec.gate(q, self.member_beta, strict=self._spec.gating == "own")
+
+    def _own_pass(self, x: Tensor) -> tuple[Tensor, Gates, list[Tensor]]:
+        states, values, pre_activations = [x], [], []
+        for transition in self.value_layers:
+            pre = transition(states)
+            values.append(self._rule(pre))
+            pre_activations.append(pre)
+            states.append(values[-1] * pre)
+        return self.readout(states), Gates(values, pre_activations, strict=True), pre_activations
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[-1] != self._spec.inputs:
+            raise InputError(f"expected inputs with {self._spec.inputs} columns, got shape {tuple(x.shape)}.")

@@ -1,0 +1,125 @@
+"""Drawing: the few shapes our figures are made of, in one quiet style. Uses matplotlib's Figure, never pyplot."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from unlazy.store import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: distinct under the common kinds of colour blindness
+COLOURS = {
+    "blue": "#0072b2",
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "red": "#d55e00",
+    "purple": "#cc79a7",
+    "sky": "#56b4e9",
+    "grey": "#7f7f7f",
+    "black": "#222222",
+}
+STYLE: Any = {
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 150.0,
+    "pdf.fonttype": 42,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Our style, for everything drawn inside the block."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def grid(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, NDArray[Any]]:
+    """A figure and its axes ``[rows, columns]``; ``size`` is one panel's, in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows))
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write ``stem.png`` and ``stem.pdf``, both reproducible byte for byte."""
+    with style():
+        png, pdf = io.BytesIO(), io.BytesIO()
+        figure.savefig(png, format="png", metadata={"Software": None})
+        figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
+    write_file(stem.with_suffix(".png"), png.getvalue())
+    write_file(stem.with_suffix(".pdf"), pdf.getvalue())
+
+
+def band(axes: Axes, x: ArrayLike, values: NDArray[np.float64], label: str, colour: str, **line: Any) -> None:
+    """Median over members (columns of ``values [T, S]``) with the middle half of them as a band."""
+    finite = np.where(np.isfinite(values), values, np.nan)
+    low, middle, high = np.nanquantile(finite, [0.25, 0.5, 0.75], axis=1)
+    axes.plot(x, middle, label=label, color=COLOURS[colour], **line)
+    axes.fill_between(np.asarray(x), low, high, color=COLOURS[colour], alpha=0.15, linewidth=0)
+
+
+def legend_below(axes: Axes, columns: int = 2) -> None:
+    """A legend that covers nothing: under the axis label."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns)
+
+
+def kernel(axes: Axes, values: NDArray[Any], top: float, colours: str = "cividis") -> Any:
+    """A kernel of points in order of angle as a heat map; the easy half comes first."""
+    image = axes.imshow(values, vmin=0, vmax=top, cmap=colours, interpolation="nearest")
+    half = values.shape[0] / 2 - 0.5
+    axes.axhline(half, color="white", linewidth=0.5, alpha=0.6)
+    axes.axvline(half, color="white", linewidth=0.5, alpha=0.6)
+    axes.set_xticks([half / 2, 1.5 * half], ["top", "bottom"])
+    axes.set_yticks([half / 2, 1.5 * half], ["top", "bottom"], rotation=90, va="center")
+    axes.tick_params(length=0)
+    return image
+
+
+def half_plane(axes: Axes, normal: Sequence[float], offset: float, colour: str = "blue") -> None:
+    """The unit disc with the part where normal . x + offset >= 0 filled."""
+    from matplotlib.patches import Circle, Polygon
+
+    disc = Circle((0, 0), 1, facecolor="none", edgecolor=COLOURS["grey"], linewidth=0.6)
+    axes.add_patch(disc)
+    polygon = _clipped_disc(np.asarray(normal, dtype=float), offset)
+    if len(polygon):
+        axes.add_patch(Polygon(polygon, facecolor=COLOURS[colour], alpha=0.55, linewidth=0))
+    axes.set_xlim(-1.05, 1.05)
+    axes.set_ylim(-1.05, 1.05)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def _clipped_disc(normal: NDArray[np.float64], offset: float, corners: int = 181) -> NDArray[np.float64]:
+    """Corners of {|x| <= 1, normal . x + offset >= 0}: an arc of the circle, closed by its chord."""
+    length = float(np.hypot(*normal))
+    if length == 0:
+        return _arc(0, np.pi, corners) if offset >= 0 else np.empty((0, 2))
+    reach = np.clip(-offset / length, -1, 1)  # cosine of half the opening angle
+    if reach >= 1:
+        return np.empty((0, 2))
+    return _arc(float(np.arctan2(normal[1], normal[0])), float(np.arccos(reach)), corners)
+
+
+def _arc(centre: float, half_width: float, corners: int) -> NDArray[np.float64]:
+    angle = centre + np.linspace(-half_width, half_width, corners)
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)

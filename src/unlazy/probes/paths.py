@@ -1,0 +1,80 @@
+"""Active paths, cells and what a hard-gated network could reach at best on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unlazy.runtime import InputError, require
+
+Pattern = Bool[Tensor, "n units"]
+
+
+def allocation(first: Tensor, second: Tensor) -> Tensor:
+    """log of (mean active paths on one group / on another): 0 = no preference, > 0 = the first is favoured.
+
+    One is added to both counts, which is invisible at their usual size and keeps a dead layer finite.
+    """
+    return torch.log1p(first) - torch.log1p(second)
+
+
+def cells(gates: Sequence[Tensor]) -> Int[Tensor, " n"]:
+    """Number the activation patterns met in a sample: equal number = same open units in every layer.
+
+    ``gates``: booleans ``[n, units]`` per layer, of one network.
+    """
+    return _pattern(gates).unique(dim=0, return_inverse=True)[1]
+
+
+def count_cells(gates: Sequence[Tensor]) -> int:
+    """How many different activation patterns the sample meets."""
+    return int(cells(gates).max()) + 1
+
+
+def count_path_regions(gates: Sequence[Tensor], most: int = 2**24) -> int:
+    """How many paths are active on at least one sample (non-empty path regions, as far as the sample sees)."""
+    sizes = [layer.shape[-1] for layer in gates]
+    total = 1
+    for size in sizes:
+        total *= size
+    require(total <= most, f"{total} paths are more than {most}; count a narrower or shallower network.")
+    patterns = _pattern(gates).unique(dim=0)
+    seen = torch.zeros(sizes, dtype=torch.bool)
+    for pattern in patterns:
+        box = torch.ones([1] * len(sizes), dtype=torch.bool)
+        for axis, layer in enumerate(pattern.split(sizes)):
+            shape = [1] * len(sizes)
+            shape[axis] = -1
+            box = box & layer.reshape(shape)
+        seen |= box
+    return int(seen.sum())
+
+
+def cell_floor(
+    gates: Sequence[Tensor], y: Float[Tensor, "n o"], x: Float[Tensor, "n d"] | None = None
+) -> Float[Tensor, ""]:
+    """Least mean squared error of any function that is constant on each hard cell of the sample.
+
+    No network with constant experts and these hard gates can do better. With ``x`` the function may be affine
+    on each cell instead: the floor for ReLU networks and linear experts.
+    """
+    index, y = cells(gates), y.double()
+    residual = torch.zeros_like(y)
+    for cell in range(int(index.max()) + 1):
+        inside = index == cell
+        if x is None:
+            residual[inside] = y[inside] - y[inside].mean(0)
+        else:
+            design = torch.cat([x[inside].double(), torch.ones(int(inside.sum()), 1, dtype=torch.float64)], dim=1)
+            fit = torch.linalg.lstsq(design, y[inside], driver="gelsd").solution
+            residual[inside] = y[inside] - design @ fit
+    return residual.square().mean()
+
+
+def _pattern(gates: Sequence[Tensor]) -> Pattern:
+    if any(layer.ndim != 2 for layer in gates):
+        raise InputError("cells are counted for one network at a time: gates must be [n, units] per layer.")
+    return torch.cat([layer.bool() for layer in gates], dim=1)

@@ -1,0 +1,137 @@
+"""What everything else stands on: errors that teach, seed streams, the environment, provenance.
+
+This is the only module that reads environment variables. It imports torch only inside the functions
+that need it, so the command line stays quick.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__version__ = "0.1.0"
+
+
+class UnlazyError(Exception):
+    """Base of every error this package raises on purpose: one sentence, with the nearest fix."""
+
+
+class InputError(UnlazyError, ValueError):
+    """An argument, setting or data set is outside what was expected."""
+
+
+class StoreError(UnlazyError):
+    """A run folder is missing, damaged, taken by another process, or cannot be written."""
+
+
+class Unsupported(UnlazyError):  # noqa: N818
+    """A quantity cannot be computed exactly for a module; names the module, the reason and the remedy."""
+
+    def __init__(self, module: str, why: str, remedy: str) -> None:
+        super().__init__(f"{module}: {why}. {remedy}")
+        self.module, self.why, self.remedy = module, why, remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.module, self.why, self.remedy)  # so that it crosses process borders
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``InputError(message)`` unless ``condition`` holds."""
+    if not condition:
+        raise InputError(message)
+
+
+# --- environment ---------------------------------------------------------------------------------
+
+
+def runs_folder() -> Path:
+    """Where runs are kept: ``UNLAZY_RUNS``, else ``runs`` in the current folder."""
+    return Path(os.environ.get("UNLAZY_RUNS", "runs"))
+
+
+def chromium() -> str | None:
+    """The browser of the page tests: ``UNLAZY_CHROMIUM``, else Debian's Chromium, else ``None``."""
+    asked = os.environ.get("UNLAZY_CHROMIUM")
+    candidates = [asked] if asked else ["/usr/bin/chromium", "/usr/bin/chromium-browser"]
+    return next((path for path in candidates if Path(path).exists()), None)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run a block with ``count`` torch threads: results are bit-identical only at equal thread counts."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- random streams ------------------------------------------------------------------------------
+
+
+def stream(seed: int, *key: str | int) -> torch.Generator:
+    """A random generator that belongs to ``(seed, *key)`` and to nothing else.
+
+    Streams are keyed instead of shared: the batch order of epoch 7 of seed 3 is always
+    ``stream(3, "order", 7)``, whoever asks, in whatever company, before or after an interruption.
+    """
+    import torch
+
+    text = "/".join(str(part) for part in (seed, *key))
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1  # manual_seed takes 63 bits
+    return torch.Generator().manual_seed(number)
+
+
+# --- provenance ----------------------------------------------------------------------------------
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def short_hash(value: Any) -> str:
+    """12 hex digits of the SHA-256 of the canonical JSON of ``value``."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
+
+
+@cache
+def code_sha256() -> str:
+    """SHA-256 over the package's own source files, names and contents."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def provenance(dtype: str, device: str = "cpu") -> dict[str, Any]:
+    """What made a result: versions, code, machine kind, threads, precision, start."""
+    import torch
+
+    return {
+        "unlazy": __version__,
+        "code_sha256": code_sha256(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,361 @@
+"""Runs on disk: plain files that survive being killed at any moment, and need no server to be read.
+
+A run folder holds one training, possibly a stack of members::
+
+    run.json       written once: format, id, kind, study, scale, recipe, members, model, data, provenance
+    status.json    replaced: {state: running|finished|failed, step, error}
+    lock           held (flock) by the writer; the kernel frees it when the writer dies
+    metrics.jsonl  one line a measurement: {step, time, scalars, arrays, checkpoint}
+    arrays/QUANTITY/STEP8.npy       first axis = member; written once
+    checkpoints/STEP8.safetensors   model/NAME, optim/NAME/SLOT, random/STREAM
+
+An array or a checkpoint exists for readers only once a metrics line names it, and a last line without
+its newline does not count. Nothing is ever pickled. The store knows no model: it keeps specs and files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from unlazy.runtime import StoreError, canonical_json, short_hash
+
+FORMAT = 1
+Tensors = Mapping[str, NDArray[Any]]
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+def _put(descriptor: int, data: bytes) -> None:
+    """Every byte of the store passes this line; the tests pull the plug and fill the disk here."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing: temporary file beside it, flushed to disk, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            _put(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(
+            f"could not write {path}: {error.strerror}. Free some space or choose another folder."
+        ) from error
+
+
+def _append_line(path: Path, line: str, *, durable: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        length = os.fstat(descriptor).st_size
+        try:
+            _put(descriptor, line.encode() + b"\n")
+            if durable:
+                os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, length)  # shrinking needs no space: the file ends on a whole line again
+            raise StoreError(
+                f"could not write {path}: {error.strerror}. The run is intact; free some space and start it again."
+            ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _json_bytes(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreError(f"{path.parent} is not a run: it has no {path.name}.") from None
+    except (NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} cannot be read as JSON ({error}); the run is damaged.") from error
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measurement: the step, its per-member scalars, and the files it names."""
+
+    step: int
+    scalars: dict[str, list[float]]
+    arrays: dict[str, str]
+    checkpoint: str | None
+    end: int  # offset in metrics.jsonl just behind this line
+
+
+class Run:
+    """A run folder, read-only. Opening it checks that it is one."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise StoreError(f"{self.folder} is not a run: there is no such folder. `unlazy runs` lists the runs.")
+        self.header: dict[str, Any] = _read_json(self.folder / "run.json")
+        if not isinstance(self.header, dict) or self.header.get("format") != FORMAT:
+            raise StoreError(f"{self.folder / 'run.json'} is not format {FORMAT}; it was written by another version.")
+
+    @property
+    def id(self) -> str:
+        return str(self.header["id"])
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        return list(self.header["members"])
+
+    def status(self) -> dict[str, Any]:
+        """``{state, step, error}``; a run that says running while nobody holds its lock is ``interrupted``."""
+        status: dict[str, Any] = _read_json(self.folder / "status.json")
+        if status["state"] == "running" and not _is_locked(self.folder / "lock"):
+            status["state"] = "interrupted"
+        return status
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """All complete measurements, in order of writing. Read once; open the run again to see more."""
+        return read_lines(self.folder / "metrics.jsonl")
+
+    def scalars(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Steps ``[T]`` and values ``[T, members]`` of one scalar, where it was recorded."""
+        found = [(line.step, line.scalars[name]) for line in self.lines if name in line.scalars]
+        if not found:
+            known = sorted({key for line in self.lines for key in line.scalars})
+            raise StoreError(f"{self.folder} has no scalar {name!r}; it has: {', '.join(known) or 'none yet'}.")
+        steps, values = zip(*found, strict=True)
+        return np.array(steps), np.array(values, dtype=np.float64)  # null (not a number) becomes nan
+
+    def array_steps(self, quantity: str) -> list[int]:
+        """The steps at which ``quantity`` was stored."""
+        return [line.step for line in self.lines if quantity in line.arrays]
+
+    def array(self, quantity: str, step: int) -> NDArray[Any]:
+        """One stored array; first axis = member."""
+        for line in self.lines:
+            if line.step == step and quantity in line.arrays:
+                path = self.folder / "arrays" / f"{line.arrays[quantity]}.npy"
+                try:
+                    with path.open("rb") as file:
+                        return np.asarray(np.load(file, allow_pickle=False))
+                except (OSError, ValueError, EOFError) as error:
+                    raise StoreError(f"{path} is missing or damaged ({error}).") from error
+        raise StoreError(f"{self.folder} has no {quantity!r} at step {step}; steps: {self.array_steps(quantity)}.")
+
+    def last_checkpoint(self) -> tuple[int, dict[str, NDArray[Any]]] | None:
+        """Step and tensors of the newest checkpoint, or ``None``."""
+        line = _last_checkpoint_line(self.lines)
+        return None if line is None else (line.step, self._load_checkpoint(line))
+
+    def _load_checkpoint(self, line: Line) -> dict[str, NDArray[Any]]:
+        path = self.folder / "checkpoints" / f"{line.checkpoint}.safetensors"
+        try:
+            return dict(safetensors.numpy.load(path.read_bytes()))
+        except (OSError, SafetensorError) as error:
+            raise StoreError(
+                f"{path} is missing or truncated ({error}). Delete {self.folder} to train it again from the start."
+            ) from error
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Parse ``metrics.jsonl``; a last line without its newline was never finished and is ignored."""
+    if not path.exists():
+        return []
+    lines, offset = [], 0
+    for number, raw in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not raw.endswith(b"\n"):
+            break
+        offset += len(raw)
+        try:
+            entry = json.loads(raw)
+            lines.append(Line(entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"], offset))
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise StoreError(f"{path}, line {number}, is damaged ({error!r}).") from error
+    return lines
+
+
+def _last_checkpoint_line(lines: list[Line]) -> Line | None:
+    return next((line for line in reversed(lines) if line.checkpoint is not None), None)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def find_runs(root: str | Path) -> tuple[list[Run], list[StoreError]]:
+    """Every run below ``root``, oldest first, and one error for each folder that should be one but cannot be read."""
+    runs, broken = [], []
+    for path in sorted(Path(root).rglob("run.json")):
+        try:
+            runs.append(Run(path.parent))
+        except StoreError as error:
+            broken.append(error)
+    return sorted(runs, key=lambda run: (run.header["provenance"]["started"], str(run.folder))), broken
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+class Writer:
+    """The one writer of a run folder: takes the lock, resumes what is there, appends measurements.
+
+    Use as a context manager. Leaving it after an error marks the run failed (it can still be resumed);
+    leaving it normally changes nothing: call ``finish()`` when the work is done.
+    """
+
+    def __init__(self, folder: str | Path, header: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        header = {"format": FORMAT, "id": short_hash(header["recipe"]), **header}
+        self._take_lock()
+        try:
+            if (self.folder / "run.json").exists():
+                self.resumed = self._resume(header["id"])
+            else:
+                self._start(header)
+                self.resumed = None
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._step = self.resumed[0] if self.resumed else 0
+        self._set_status("running")
+
+    def record(
+        self,
+        step: int,
+        scalars: Mapping[str, NDArray[Any]],
+        arrays: Tensors | None = None,
+        checkpoint: Tensors | None = None,
+    ) -> None:
+        """Append one measurement. Files first, then the line that makes them exist."""
+        stem = f"{step:08d}"
+        for quantity, value in (arrays or {}).items():
+            buffer = io.BytesIO()
+            np.save(buffer, value, allow_pickle=False)
+            write_file(self.folder / "arrays" / quantity / f"{stem}.npy", buffer.getvalue())
+        if checkpoint is not None:
+            contiguous = {name: np.ascontiguousarray(value) for name, value in checkpoint.items()}
+            write_file(self.folder / "checkpoints" / f"{stem}.safetensors", safetensors.numpy.save(contiguous))
+        line = {
+            "step": step,
+            "time": round(time.time(), 3),
+            "scalars": {name: _plain(value) for name, value in scalars.items()},
+            "arrays": {quantity: f"{quantity}/{stem}" for quantity in arrays or {}},
+            "checkpoint": None if checkpoint is None else stem,
+        }
+        _append_line(self.folder / "metrics.jsonl", canonical_json(line), durable=checkpoint is not None)
+        self._step = step
+        if checkpoint is not None:
+            self._set_status("running")
+
+    def finish(self) -> None:
+        """Mark the run finished."""
+        self._set_status("finished")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None:
+                self._set_status("failed", f"{type(error).__name__}: {error}")
+        except StoreError:
+            pass  # the first error is the one to tell
+        finally:
+            os.close(self._lock)
+
+    def _set_status(self, state: str, error: str | None = None) -> None:
+        write_file(self.folder / "status.json", _json_bytes({"state": state, "step": self._step, "error": error}))
+
+    def _take_lock(self) -> None:
+        try:
+            self._refuse_strangers()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StoreError(f"cannot make a run in {self.folder}: {error.strerror}. Choose another folder.") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise StoreError(
+                f"{self.folder} is being written by another process. Wait for it, or choose another folder."
+            ) from None
+
+    def _start(self, header: Mapping[str, Any]) -> None:
+        for temporary in self.folder.glob(".run.json.*.tmp"):
+            temporary.unlink()
+        write_file(self.folder / "run.json", _json_bytes(header))
+
+    def _refuse_strangers(self) -> None:
+        """A folder that holds anything but the beginnings of a run is somebody else's: touch nothing."""
+        if (self.folder / "run.json").exists() or not self.folder.exists():
+            return
+        for path in sorted(self.folder.iterdir()):
+            if path.name != "lock" and not path.name.startswith(".run.json."):
+                raise StoreError(
+                    f"{self.folder} is not a run and not empty (it holds {path.name}). Choose another folder."
+                )
+
+    def _resume(self, wanted: str) -> tuple[int, dict[str, NDArray[Any]]] | None:
+        """Go back to the last checkpoint: what came later is measured again, to the same bits."""
+        run = Run(self.folder)
+        if run.id != wanted:
+            raise StoreError(f"{self.folder} holds run {run.id}, not {wanted}: other settings. Choose another folder.")
+        last = _last_checkpoint_line(run.lines)
+        kept = run.lines[: run.lines.index(last) + 1] if last else []
+        tensors = run._load_checkpoint(last) if last else {}
+        metrics = self.folder / "metrics.jsonl"
+        if metrics.exists():
+            os.truncate(metrics, last.end if last else 0)
+        named = {self.folder / "arrays" / f"{name}.npy" for line in kept for name in line.arrays.values()}
+        named |= {self.folder / "checkpoints" / f"{line.checkpoint}.safetensors" for line in kept if line.checkpoint}
+        self._sweep(named)
+        return (last.step, tensors) if last else None
+
+    def _sweep(self, named: set[Path]) -> None:
+        """Delete unfinished files, and arrays and checkpoints that no line names."""
+        for temporary in self.folder.rglob(".*.tmp"):
+            temporary.unlink()
+        for pattern in ("arrays/*/*.npy", "checkpoints/*.safetensors"):
+            for path in self.folder.glob(pattern):
+                if path not in named:
+                    path.unlink()
+
+
+def _plain(value: NDArray[Any]) -> list[float | None]:
+    """Per-member numbers as JSON: shortest digits that give the same bits back, ``null`` for not-a-number."""
+    return [float(str(number)) if np.isfinite(number) else None for number in np.atleast_1d(np.asarray(value))]

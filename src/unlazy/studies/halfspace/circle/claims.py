@@ -1,0 +1,312 @@
+"""Claims C7 to C15 of the half-space paper, judged on a results table. Thresholds were fixed before the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.studies.halfspace.circle.measure import select
+from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS
+
+WITHIN_EPOCHS = 400  # C7: "about 200 epochs", read as: within twice that
+SLOW_EPOCHS = 2000  # C8
+LOSS_BAND = 0.05  # C9: 0.25 give or take
+MOVED = 0.5  # C11: changed by half its own size
+FEW_EPOCHS, MANY_EPOCHS = 10, 100  # C12
+VISIBLE = 0.01  # C13: one hundredth of the target's amplitude
+MOST = 0.5  # C14
+CHANCE_30 = 30 / 180
+
+
+@dataclass(frozen=True)
+class Table:
+    """The results of one scale, with short ways to ask for numbers."""
+
+    results: Mapping[str, Any]
+
+    @property
+    def presets(self) -> list[str]:
+        return list(self.results["settings"]["presets"])
+
+    def has(self, preset: str, arm: str, name: str) -> bool:
+        stack = self.results["stacks"].get(f"{preset}-{arm}")
+        return stack is not None and name in stack["values"]
+
+    def get(self, preset: str, arm: str, name: str, beta: float | None = None) -> NDArray[np.float64]:
+        return select(self.results["stacks"][f"{preset}-{arm}"], name, beta)
+
+    def horizon(self, preset: str, arm: str) -> int:
+        return int(self.results["stacks"][f"{preset}-{arm}"]["epochs"])
+
+    def betas(self, preset: str, arm: str) -> list[float | None]:
+        members = self.results["stacks"][f"{preset}-{arm}"]["members"]
+        return sorted({member["beta"] for member in members}, key=lambda beta: (beta is None, beta or 0))
+
+
+def claims(results: Mapping[str, Any]) -> list[Row]:
+    """One row per claim, from the measured table alone."""
+    table = Table(results)
+    judges = (_c7, _c8, _c9, _c10, _c11, _c12, _c13, _c14, _c15)
+    return [judge(table) for judge in judges]
+
+
+def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
+    return claim_row(
+        claim,
+        parts,
+        scale=table.results["scale"],
+        settings=table.results["settings"],
+        provenance=table.results["provenance"],
+        why=why,
+        controls=controls,
+        figure=f"results/circle/{table.results['scale']}/{figure}.png",
+        run=None,
+    )
+
+
+def _name(preset: str, arm: str, beta: float | None = None, what: str = "") -> str:
+    slope = "" if beta is None else f", beta {beta:g}"
+    return f"{preset}, {ARMS[arm].label}{slope}" + (f": {what}" if what else "")
+
+
+def _own_beta(preset: str, arm: str) -> float | None:
+    """The slope a claim is judged at: the preset's own."""
+    return None if ARMS[arm].betas == "none" else PRESETS[preset].beta
+
+
+def _parts(
+    table: Table, arms: tuple[str, ...], name: str, side: str, threshold: float, unit: str, what: str = ""
+) -> list[Part]:
+    """The same test for every preset and arm at the preset's own slope."""
+    found = []
+    for preset in table.presets:
+        for arm in arms:
+            if table.has(preset, arm, name):
+                beta = _own_beta(preset, arm)
+                values = table.get(preset, arm, name, beta)
+                horizon = table.horizon(preset, arm) if name.startswith("epochs") else np.inf
+                found.append(Part(_name(preset, arm, beta, what), side, threshold, unit, values, horizon))
+    return found
+
+
+def _controls(table: Table, arms: tuple[str, ...], name: str, unit: str, what: str) -> list[Row]:
+    """Medians of a quantity for every preset, arm and slope, without verdict."""
+    found = []
+    for preset in table.presets:
+        for arm in arms:
+            if table.has(preset, arm, name):
+                for beta in table.betas(preset, arm):
+                    values = table.get(preset, arm, name, beta)
+                    found.append(summary(_name(preset, arm, beta, what), values, unit))
+    return found
+
+
+def _layer(values: NDArray[np.float64], layer: int) -> NDArray[np.float64]:
+    return values[:, layer]
+
+
+TRAINED = ("pwc", "relu")
+
+
+def _c7(table: Table) -> Row:
+    return _row(
+        table,
+        "C7",
+        _parts(table, TRAINED, "epochs_to_reach", "<", WITHIN_EPOCHS, "epochs", "to loss 0.01"),
+        "fig02_loss",
+        "DLGNs with trained gates get there, faster the steeper the gate; a share of the ReLU nets stalls on a plateau, "
+        "and with the pilot's harder target and no biases so do DLGNs with smooth gates (beta 4).",
+        _controls(table, ("dlgn", "pwc", "pwc-large", "relu-large"), "epochs_to_reach", "epochs", "to loss 0.01")
+        + _controls(table, ("pwc-hard",), "loss_end", "", "loss at the end"),
+    )
+
+
+def _c8(table: Table) -> Row:
+    parts = _parts(table, ("pwc-frozen",), "epochs_to_reach", ">", SLOW_EPOCHS, "epochs", "to loss 0.01")
+    for preset in table.presets:
+        if table.has(preset, "pwc-frozen", "epochs_to_reach"):
+            beta = _own_beta(preset, "pwc")
+            frozen = table.get(preset, "pwc-frozen", "epochs_to_reach", beta)
+            trained = table.get(preset, "pwc", "epochs_to_reach", beta)
+            with np.errstate(invalid="ignore"):
+                slower = frozen / trained  # never/never = nan: that pair says nothing
+            name = _name(preset, "pwc-frozen", beta, "times slower than trained gates, same seed")
+            horizon = table.horizon(preset, "pwc-frozen") / np.nanmedian(trained)
+            parts.append(Part(name, ">", 10, "times", slower, horizon))
+    controls = _controls(table, ("pwc-frozen",), "epochs_to_reach", "epochs", "to loss 0.01")
+    controls += _controls(table, ("pwc-frozen", "pwc-frozen-hard"), "loss_end", "", "loss at the end")
+    controls += _controls(table, ("pwc-frozen-hard",), "cell_floor_end", "", "least loss its cells allow")
+    why = (
+        "It holds for the smooth gate of the published code (beta 4) and disappears with the slope: frozen gates at "
+        "beta 30 learn the author's target nearly as fast as trained ones. Frozen hard gates stop at the least loss "
+        "that constants on their cells allow: a limit of capacity, not of speed."
+    )
+    return _row(table, "C8", parts, "fig02_loss", why, controls)
+
+
+def _c9(table: Table) -> Row:
+    parts = _parts(table, TRAINED, "allocation_3", ">", 0, "log ratio", "paths top/bottom at epoch 3")
+    parts += _parts(table, TRAINED, "allocation_plateau", ">", 0, "log ratio", "paths top/bottom at the 0.25 plateau")
+    for preset in table.presets:
+        for arm in TRAINED:
+            if table.has(preset, arm, "loss_3"):
+                beta = _own_beta(preset, arm)
+                gap = np.abs(table.get(preset, arm, "loss_3", beta) - 0.25)
+                parts.append(
+                    Part(_name(preset, arm, beta, "distance of the epoch-3 loss from 0.25"), "<", LOSS_BAND, "", gap)
+                )
+    controls = _controls(table, ("pwc", "relu"), "allocation_0", "log ratio", "before training")
+    controls += _controls(table, ("pwc-equal",), "allocation_plateau", "log ratio", "equal halves, at the plateau")
+    controls += _controls(table, ("pwc-equal",), "allocation_200", "log ratio", "equal halves, epoch 200")
+    controls += _controls(table, ("pwc-large", "relu-large"), "allocation_plateau", "log ratio", "large start")
+    controls += _controls(table, ("pwc-hard",), "allocation_plateau", "log ratio", "hard gates")
+    why = (
+        "At the plateau the easy half has several times more active paths, for DLGNs in every set-up with a small start; "
+        "epoch 3 is that plateau only with the author's learning rate. With equal halves there is no preference, and a "
+        "large start weakens or removes it: it is an effect of rich training, not of the architecture."
+    )
+    return _row(table, "C9", parts, "fig03_overlap", why, controls)
+
+
+def _c10(table: Table) -> Row:
+    parts = []
+    for preset in table.presets:
+        for arm in TRAINED:
+            if table.has(preset, arm, "overlap_cosine_3_200"):
+                beta = _own_beta(preset, arm)
+                kept, start, whole = (
+                    table.get(preset, arm, f"overlap_cosine_{pair}", beta) for pair in ("3_200", "0_3", "0_200")
+                )
+                name = _name(preset, arm, beta, "cosine of epochs 3 and 200, less the larger cosine to the start")
+                parts.append(Part(name, ">", 0, "", kept - np.maximum(start, whole)))
+    parts += _parts(table, TRAINED, "allocation_200", ">", 0, "log ratio", "paths top/bottom at epoch 200")
+    controls = _controls(table, TRAINED, "overlap_cosine_3_200", "", "cosine of epochs 3 and 200")
+    controls += _controls(table, TRAINED, "overlap_cosine_0_200", "", "cosine of epochs 0 and 200")
+    controls += _controls(table, TRAINED, "overlap_cosine_0_3", "", "cosine of epochs 0 and 3")
+    why = (
+        "The DLGN's preference for the easy half lasts to the end, smaller than at its peak; where epoch 3 is still "
+        "before the plateau (pilot preset) the kernel at epoch 3 is not yet the final one. ReLU nets keep less of it."
+    )
+    return _row(table, "C10", parts, "fig03_overlap", why, controls)
+
+
+def _c11(table: Table) -> Row:
+    parts = _parts(table, TRAINED, "tangent_change_3", ">", MOVED, "", "relative change at epoch 3")
+    parts += _parts(table, TRAINED, "tangent_change_200", ">", MOVED, "", "relative change at epoch 200")
+    controls = _controls(table, TRAINED, "tangent_distance_3", "", "1 - cosine at epoch 3")
+    controls += _controls(table, TRAINED, "tangent_distance_200", "", "1 - cosine at epoch 200")
+    controls += _controls(table, ("pwc-frozen", "pwc-large", "relu-large"), "tangent_change_3", "", "change at epoch 3")
+    for epoch in (0, 3, 10, 30, 100, 200):
+        name = f"tangent_top_share_{epoch}"
+        controls += _controls(table, TRAINED, name, "", f"trace share of the top half, epoch {epoch}")
+    why = (
+        "The tangent kernel moves by more than half its size within three epochs in DLGNs. It does not settle: its mass "
+        "goes to the easy half first and then flips to the hard half, while the path counts stay. It also moves with "
+        "frozen gates and with a large start, where paths do not: moving paths alone do not explain it."
+    )
+    return _row(table, "C11", parts, "fig04_tangent", why, controls)
+
+
+def _c12(table: Table) -> Row:
+    parts = _parts(table, TRAINED, "epochs_top", "<", FEW_EPOCHS + 1, "epochs", "top half to 0.05")
+    parts += _parts(table, TRAINED, "epochs_bottom", ">", MANY_EPOCHS, "epochs", "bottom half to 0.05")
+    controls = []
+    for preset in table.presets:
+        for arm in (*TRAINED, "pwc-equal"):
+            if table.has(preset, arm, "epochs_top"):
+                beta = _own_beta(preset, arm)
+                top, bottom = (table.get(preset, arm, f"epochs_{half}", beta) for half in ("top", "bottom"))
+                with np.errstate(invalid="ignore"):
+                    controls.append(summary(_name(preset, arm, beta, "bottom / top, same seed"), bottom / top, "times"))
+    controls += _controls(table, ("pwc", "dlgn", "pwc-large"), "epochs_bottom", "epochs", "bottom half to 0.05")
+    why = (
+        "The order always holds: the slow half is fitted within a few epochs and the fast half many times later. Whether "
+        "'later' means more than 100 epochs depends on the slope, the start and the target; steep gates need fewer."
+    )
+    return _row(table, "C12", parts, "fig05_functions", why, controls)
+
+
+def _c13(table: Table) -> Row:
+    parts = []
+    long_enough = table.results["settings"]["frozen_epochs"] >= 8000
+    for preset in table.presets:
+        if table.has(preset, "pwc-frozen", "artefact_rms_end"):
+            beta = _own_beta(preset, "pwc")
+            frozen = table.get(preset, "pwc-frozen", "artefact_rms_end", beta)
+            name = _name(preset, "pwc-frozen", beta, "fast residual on the top half at the end")
+            # before epoch 8000 nothing is known: every seed counts as unseen
+            seen = frozen if long_enough else np.full_like(frozen, np.inf)
+            parts.append(Part(name, ">", VISIBLE, "rms", seen, np.inf if long_enough else 0.0))
+            if table.has(preset, "pwc", "artefact_rms_200"):
+                ratio = frozen / table.get(preset, "pwc", "artefact_rms_200", beta)
+                seen = ratio if long_enough else np.full_like(ratio, np.inf)
+                name = _name(preset, "pwc-frozen", beta, "the same over that of trained gates at epoch 200")
+                parts.append(Part(name, ">", 1, "times", seen, np.inf if long_enough else 0.0))
+    controls = _controls(table, ("pwc-frozen", "pwc-frozen-hard"), "artefact_rms_end", "rms", "at the end")
+    controls += _controls(table, ("pwc",), "artefact_rms_200", "rms", "epoch 200")
+    why = (
+        "Ripples of more than four half cycles remain on the easy half under frozen gates: the same few gates must serve "
+        "both halves. " + ("" if long_enough else "This scale stops before epoch 8000.")
+    ).strip()
+    return _row(table, "C13", parts, "fig05_functions", why, controls)
+
+
+def _c14(table: Table) -> Row:
+    parts, controls = [], []
+    for preset in table.presets:
+        for arm in ("pwc", "pwc-large", "pwc-hard"):
+            if not table.has(preset, arm, "near_top_30_200"):
+                continue
+            for beta in table.betas(preset, arm):
+                last = _layer(table.get(preset, arm, "near_top_30_200", beta), -1)
+                if arm == "pwc" and beta == PRESETS[preset].beta:
+                    name = _name(preset, arm, beta, "share of last-layer normals within 30 degrees of the top")
+                    parts.append(Part(name, ">", MOST, "", last))
+                    change = last - _layer(table.get(preset, arm, "near_top_30_0", beta), -1)
+                    parts.append(Part(_name(preset, arm, beta, "its change from the start"), ">", 0, "", change))
+                else:
+                    controls.append(summary(_name(preset, arm, beta, "last layer, within 30 degrees"), last))
+            beta = table.betas(preset, arm)[0] if arm != "pwc" else PRESETS[preset].beta
+            wide = _layer(table.get(preset, arm, "near_top_45_200", beta), -1)
+            controls.append(summary(_name(preset, arm, beta, "last layer, within 45 degrees (chance 0.25)"), wide))
+            like = _layer(table.get(preset, arm, "like_top_half_200", beta), -1)
+            controls.append(summary(_name(preset, arm, beta, "last layer, open on about the top half"), like))
+            first = _layer(table.get(preset, arm, "near_top_30_200", beta), 0)
+            controls.append(summary(_name(preset, arm, beta, "first layer, within 30 degrees"), first))
+    why = (
+        f"Chance is {CHANCE_30:.2f}. With smooth gates most last-layer half-spaces do turn to the top; the steeper the gate "
+        "the fewer, with hard gates or a large start few or none, and the first layer hardly moves in any set-up."
+    )
+    return _row(table, "C14", parts, "fig06_half_spaces", why, controls)
+
+
+def _c15(table: Table) -> Row:
+    parts, controls = [], []
+    for preset in table.presets:
+        for arm in ("pwc", "pwc-equal"):
+            if not table.has(preset, arm, "axial_200"):
+                continue
+            beta = PRESETS[preset].beta
+            change = table.get(preset, arm, "axial_200", beta) - table.get(preset, arm, "axial_0", beta)
+            if arm == "pwc":
+                name = _name(preset, arm, beta, "change of the last layer's axial resultant")
+                parts.append(Part(name, ">", 0, "", change[:, -1]))
+                name = _name(preset, arm, beta, "that change, less the first layer's")
+                parts.append(Part(name, ">", 0, "", change[:, -1] - change[:, 0]))
+                for layer in range(change.shape[1]):
+                    at_start = table.get(preset, arm, "axial_0", beta)[:, layer]
+                    controls.append(summary(_name(preset, arm, beta, f"layer {layer + 1} before training"), at_start))
+                    trained = table.get(preset, arm, "axial_200", beta)[:, layer]
+                    controls.append(summary(_name(preset, arm, beta, f"layer {layer + 1} at epoch 200"), trained))
+            else:
+                controls.append(summary(_name(preset, arm, beta, "change of the last layer"), change[:, -1]))
+    why = (
+        "Judged as the change from the same network's start, because products of random matrices cluster with depth by "
+        "themselves. With equal halves the last layer clusters too: clustering as such needs no easy half."
+    )
+    return _row(table, "C15", parts, "fig09_10_layers", why, controls)

@@ -1,0 +1,170 @@
+"""What the circle study trains: two presets, nine arms, three scales. Parameters live here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from unlazy.data.synthetic import CIRCLE_PRESETS, Circle
+from unlazy.models.gates import GateRule, HardGate, SoftGate
+from unlazy.models.spec import Init, NetSpec, relu_spec
+from unlazy.runtime import require
+from unlazy.training.ensemble import Member
+from unlazy.training.fit import Recipe
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published or piloted set-up of the circle experiment."""
+
+    circle: Circle
+    lr: float
+    biases: bool
+    beta: float
+
+
+PRESETS = {
+    # The first author's notebooks: 1 and 9 half cycles, Adam 3e-3, biases everywhere, beta 4.
+    "author": Preset(CIRCLE_PRESETS["author"], lr=3e-3, biases=True, beta=4.0),
+    # Harder target, no biases, nearly hard gates: sin 2t against sin 16t, Adam 1e-3, beta 30.
+    "pilot": Preset(CIRCLE_PRESETS["pilot"], lr=1e-3, biases=False, beta=30.0),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One kind of network in the study. ``betas``: "all" of the settings, the "preset"'s own, or "none"."""
+
+    label: str
+    gating: str = "linear"
+    experts: str = "constant"
+    rule: str = "soft"
+    train_gates: bool = True
+    start: str = "torch"
+    betas: str = "all"
+    equal_halves: bool = False
+
+    def gate(self) -> GateRule:
+        if self.rule == "soft":
+            return SoftGate()
+        return HardGate(10.0 if self.train_gates else None)
+
+
+ARMS = {
+    "relu": Arm("ReLU net", gating="own", experts="linear", betas="none"),
+    "dlgn": Arm("DLGN, linear experts", experts="linear"),
+    "pwc": Arm("DLGN, constant experts"),
+    "pwc-frozen": Arm("frozen gates, soft", train_gates=False),
+    "pwc-frozen-hard": Arm("frozen gates, hard", rule="hard", train_gates=False, betas="none"),
+    "pwc-hard": Arm("trained hard gates", rule="hard", betas="none"),
+    "pwc-equal": Arm("control: equal halves", betas="preset", equal_halves=True),
+    "relu-large": Arm("ReLU net, large start", gating="own", experts="linear", start="he", betas="none"),
+    "pwc-large": Arm("DLGN, large start", start="he"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One scale of the study."""
+
+    seeds: int
+    epochs: int
+    frozen_epochs: int
+    width: int = 16
+    depth: int = 5
+    betas: tuple[float, ...] = (4.0, 10.0, 30.0)
+    presets: tuple[str, ...] = ("author", "pilot")
+    arms: tuple[str, ...] = tuple(ARMS)
+    all_betas: tuple[str, ...] = ("dlgn", "pwc", "pwc-frozen", "pwc-large")
+    kernel_stride: int = 5
+    scene_frames_per_octave: int = 5
+    batch: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "epochs", "frozen_epochs", "kernel_stride"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        for name, known in (("presets", PRESETS), ("arms", ARMS)):
+            unknown = [entry for entry in getattr(self, name) if entry not in known]
+            require(not unknown, f"unknown {name}: {', '.join(unknown)}; there are {', '.join(known)}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SCALES = {
+    # seconds: shapes and plumbing only, no claim is judged from it
+    "smoke": Settings(
+        seeds=2,
+        epochs=4,
+        frozen_epochs=4,
+        width=4,
+        depth=3,
+        betas=(4.0,),
+        presets=("author",),
+        arms=("relu", "pwc", "pwc-frozen", "pwc-equal"),
+        scene_frames_per_octave=1,
+    ),
+    # under two minutes on two cores; claims that need more epochs are censored
+    "desk": Settings(seeds=10, epochs=200, frozen_epochs=200, all_betas=("pwc", "pwc-frozen")),
+    # the paper's lengths
+    "paper": Settings(seeds=20, epochs=600, frozen_epochs=8000),
+}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One training of the study: all seeds and slopes of one arm under one preset."""
+
+    preset: str
+    arm: str
+    settings: Settings
+
+    @property
+    def key(self) -> str:
+        return f"{self.preset}-{self.arm}"
+
+    @property
+    def epochs(self) -> int:
+        return self.settings.epochs if ARMS[self.arm].train_gates else self.settings.frozen_epochs
+
+    def circle(self) -> Circle:
+        circle = PRESETS[self.preset].circle
+        return replace(circle, top=circle.bottom) if ARMS[self.arm].equal_halves else circle
+
+    def betas(self) -> tuple[float | None, ...]:
+        preset, arm = PRESETS[self.preset], ARMS[self.arm]
+        if arm.betas == "none":
+            return (None,)
+        if arm.betas == "all" and self.arm in self.settings.all_betas:
+            return self.settings.betas
+        return (preset.beta,)
+
+    def recipe(self) -> Recipe:
+        preset, arm = PRESETS[self.preset], ARMS[self.arm]
+        sizes: dict[str, Any] = {"width": self.settings.width, "depth": self.settings.depth}
+        biases: dict[str, Any] = {"gate_bias": preset.biases, "value_bias": preset.biases}
+        if arm.gating == "own":
+            spec = relu_spec(2, init=Init(arm.start), **sizes, **biases)
+        else:
+            spec = NetSpec(
+                2,
+                experts=arm.experts,
+                gate=arm.gate(),
+                train_gates=arm.train_gates,
+                init=Init(arm.start),
+                **sizes,
+                **biases,
+            )
+        members = tuple(Member(seed, preset.lr, beta) for beta in self.betas() for seed in range(self.settings.seeds))
+        return Recipe(
+            spec,
+            members,
+            epochs=self.epochs,
+            batch=self.settings.batch,
+            checkpoint_epochs=50 if arm.train_gates else 250,
+        )
+
+
+def stacks(settings: Settings) -> list[Stack]:
+    """Everything the study trains at one scale."""
+    return [Stack(preset, arm, settings) for preset in settings.presets for arm in settings.arms]

@@ -1,0 +1,67 @@
+"""Which studies there are, without importing any of them (or torch)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from unlazy.runtime import InputError
+
+SCALES = ("smoke", "desk", "paper")
+
+
+@dataclass(frozen=True)
+class StudyEntry:
+    """A study by name: its paper, one line of help, and the module that has ``reproduce``."""
+
+    name: str
+    paper: str
+    help: str
+    module: str
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+
+STUDIES = (
+    StudyEntry(
+        "circle",
+        "half-space",
+        "Half-spaces turn toward the easy half of a circle (Figures 2-6, 9, 10; claims C7-C15).",
+        "unlazy.studies.halfspace.circle.study",
+    ),
+)
+
+
+class Reproduce(Protocol):
+    """What a study module offers: train, measure, judge, draw. Returns the results it wrote."""
+
+    def __call__(
+        self,
+        scale: str,
+        *,
+        runs: Path,
+        results: Path,
+        seeds: int | None,
+        workers: int,
+        progress: Callable[[str, int, int], None],
+    ) -> dict[str, Any]: ...
+
+
+def find_studies(name: str) -> list[StudyEntry]:
+    """The study of this name, or all studies of the paper of this name."""
+    found = [entry for entry in STUDIES if name in (entry.name, entry.paper)]
+    if not found:
+        known = sorted({entry.name for entry in STUDIES} | {entry.paper for entry in STUDIES})
+        raise InputError(f"there is no study or paper {name!r}; there is: {', '.join(known)}.")
+    return found
+
+
+def check_scale(scale: str) -> str:
+    if scale not in SCALES:
+        raise InputError(f"scale must be one of {', '.join(SCALES)}; got {scale!r}.")
+    return scale

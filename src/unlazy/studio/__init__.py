@@ -1,0 +1,1 @@
+"""The page: scrub through training and see all views move together."""

@@ -1,0 +1,1 @@
+"""Training: one loop, many members at once, resumable to the same bits."""

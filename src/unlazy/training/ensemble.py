@@ -1,0 +1,100 @@
+"""Many members trained as one: the only place that knows that seeds, rates and slopes run side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from unlazy.models.build import build_stack
+from unlazy.models.net import GatedNet
+from unlazy.models.spec import NetSpec
+from unlazy.runtime import require, stream
+
+
+@dataclass(frozen=True)
+class Member:
+    """One training of a stack: its seed (start and batch order), learning rate and gate slope."""
+
+    seed: int
+    lr: float
+    beta: float | None = None
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.seed, int), f"a seed is a whole number, got {self.seed!r}.")
+        require(math.isfinite(self.lr) and self.lr > 0, f"the learning rate must be positive, got {self.lr!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"seed": self.seed, "beta": self.beta, "lr": self.lr}
+
+
+def stack_of(spec: NetSpec, members: Sequence[Member], dtype: torch.dtype) -> GatedNet:
+    """The stacked network of these members; members without a beta use the spec's."""
+    default = spec.gate.beta
+    betas = [default if member.beta is None else member.beta for member in members]
+    named = [beta for beta in betas if beta is not None]
+    require(len(named) in (0, len(betas)), "either every member has a gate slope or none has.")
+    return build_stack(spec, [member.seed for member in members], named or None, dtype=dtype)
+
+
+def batch_order(members: Sequence[Member], epoch: int, n: int) -> Int[Tensor, "members n"]:
+    """The order of samples in one epoch: each member's own, and the same whatever company it trains in."""
+    return torch.stack([torch.randperm(n, generator=stream(m.seed, "order", epoch)) for m in members])
+
+
+class MemberAdam:
+    """Adam (Kingma and Ba, default constants) on a stack, with one learning rate per member.
+
+    All trainable parameters live in one flat ``[S, p]`` tensor of which the network's parameters are views:
+    an update is a handful of operations on it, however many layers there are.
+    """
+
+    decay, square_decay, epsilon = 0.9, 0.999, 1e-8
+
+    def __init__(self, net: GatedNet, lr: Sequence[float]) -> None:
+        members = net.members
+        require(members == len(lr), f"need one learning rate per member: {members} members, {len(lr)} rates.")
+        self.named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        self.parameters: list[nn.Parameter] = [p for _, p in self.named]
+        self.flat = torch.cat([p.detach().reshape(len(lr), -1) for p in self.parameters], dim=1)
+        for parameter, part in zip(self.parameters, self._parts(self.flat), strict=True):
+            parameter.data = part
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.lr = torch.tensor(lr, dtype=self.flat.dtype).reshape(-1, 1)
+        self.steps = 0
+
+    def minimise(self, losses: Float[Tensor, " members"]) -> None:
+        """One update of every member along the gradient of its own loss."""
+        gradients = torch.autograd.grad(losses.sum(), self.parameters)  # members share nothing: the sum separates
+        gradient = torch.cat([g.reshape(len(self.lr), -1) for g in gradients], dim=1)
+        self.steps += 1
+        self.mean.lerp_(gradient, 1 - self.decay)
+        self.square.mul_(self.square_decay).addcmul_(gradient, gradient, value=1 - self.square_decay)
+        root = self.square.sqrt().div_(math.sqrt(1 - self.square_decay**self.steps)).add_(self.epsilon)
+        self.flat.sub_(self.lr / (1 - self.decay**self.steps) * self.mean.div(root))
+
+    def state(self) -> dict[str, Tensor]:
+        """``NAME/mean`` and ``NAME/square`` per parameter: the file does not know about the flat layout."""
+        slots = {"mean": self.mean, "square": self.square}
+        return {
+            f"{name}/{slot}": part
+            for slot, flat in slots.items()
+            for (name, _), part in zip(self.named, self._parts(flat), strict=True)
+        }
+
+    def load(self, state: Mapping[str, Tensor], steps: int) -> None:
+        """Take up where ``state()`` was taken, after ``steps`` updates."""
+        for name, part in self.state().items():
+            part.copy_(state[name])
+        self.steps = steps
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """Views of a flat ``[S, p]`` tensor in the shapes of the parameters."""
+        sizes = [parameter[0].numel() for parameter in self.parameters]
+        pieces = flat.split(sizes, dim=1)
+        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, self.parameters, strict=True)]
