@@ -2,4 +2,5 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook("unlazy", "strict.typechecker")
+ROOMS = "runtime store data models kernels probes scope training claims plots studies studio"  # not cli: typer's own
+install_import_hook([f"unlazy.{room}" for room in ROOMS.split()], "strict.typechecker")

@@ -58,8 +58,20 @@ def die_at(at: int | None, how: str) -> list[int]:
     return calls
 
 
+def prepare() -> None:
+    """Import once what every child needs, also what torch imports late; compute nothing, so that forking is safe."""
+    import sympy  # noqa: F401
+    import torch
+    import torch.fx.experimental.symbolic_shapes
+
+    from unlazy.runtime import code_sha256
+
+    torch.set_num_threads(1)
+    code_sha256()
+
+
 def train_forked(plan: dict) -> dict:
-    """Carry out one plan in a child; nothing has been computed in this process, so forking it is safe."""
+    """Carry out one plan in a child process."""
     child = os.fork()
     if child == 0:
         try:
@@ -114,10 +126,6 @@ def plain_error(name: str) -> None:
     raise KeyError("nobody", name)
 
 
-def never(name: str) -> None:
-    announce(name)
-
-
 def orphaned() -> None:
     """A worker that is still importing when its parent dies."""
     parent = os.getppid()
@@ -126,7 +134,7 @@ def orphaned() -> None:
         time.sleep(0.01)
 
 
-JOBS = {job.__name__: job for job in (forever, store_error, unsupported, plain_error, never)}
+JOBS = {job.__name__: job for job in (forever, store_error, unsupported, plain_error)}
 
 
 def sweep_jobs(names: list[str]) -> dict:
@@ -145,12 +153,7 @@ def call(name: str) -> None:
 
 def main() -> None:
     if sys.argv[1] == "train":
-        import torch
-
-        torch.set_num_threads(1)
-        import unlazy.probes.standard
-        import unlazy.training.fit  # noqa: F401
-
+        prepare()
         ended = [train_forked(plan) for plan in json.load(sys.stdin)]
     else:
         ended = sweep_jobs(sys.argv[3:])

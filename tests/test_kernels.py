@@ -37,8 +37,6 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_tangent_kernel_equals_one_backward_per_sample(name: str) -> None:
     net, x = cases.net(name), cases.points(name)
-    for parameter in net.parameters():
-        parameter.requires_grad_(True)  # the twin differentiates by everything
     slow = reference.tangent_kernel(net, x)
     close(tangent_kernel(net, x, outputs="full", chunk=3), slow)
     close(tangent_kernel(net, x), slow.diagonal(dim1=2, dim2=3).sum(-1))
@@ -57,6 +55,17 @@ def test_tangent_kernel_of_a_stack_is_that_of_its_members() -> None:
     kernels = tangent_kernel(stack, x)
     for i in range(3):
         close(kernels[i], tangent_kernel(member(stack, i), x))
+
+
+def test_frozen_parameters_count_only_when_asked_for() -> None:
+    net, x = cases.net("dlgn-frozen"), cases.points("dlgn-frozen")
+    close(tangent_kernel(net, x), tangent_kernel(net, x, parameters="value"))
+    for parameter in net.parameters():
+        parameter.requires_grad_(True)
+    everything = reference.tangent_kernel(net, x).diagonal(dim1=2, dim2=3).sum(-1)
+    for _, parameter in net.branch("gate"):
+        parameter.requires_grad_(False)
+    close(tangent_kernel(net, x, parameters="all"), everything)
 
 
 def test_gate_and_value_parts_add_up() -> None:
@@ -120,7 +129,7 @@ def test_overlap_is_blind_to_the_order_of_units() -> None:
 def test_unreadable_modules_are_refused() -> None:
     with pytest.raises(Unsupported, match="Linear"):
         overlap_kernel(nn.Linear(2, 1), torch.zeros(1, 2))  # type: ignore[arg-type]
-    with pytest.raises(Unsupported, match="no all parameters"):
+    with pytest.raises(Unsupported, match="no trainable parameters"):
         tangent_kernel(nn.ReLU(), torch.zeros(3, 2))
     with pytest.raises(InputError, match="trace"):
         tangent_kernel(cases.net("relu"), cases.points("relu"), outputs="some")

@@ -373,6 +373,15 @@ def test_write_file_below_a_file_is_a_clear_error(tmp_path):
     assert files(tmp_path) == {"file": b"mine"}
 
 
+def test_write_file_puts_a_new_file_in_the_place_of_the_old_one(tmp_path):
+    """Whoever is reading the old file goes on reading it whole."""
+    write_file(tmp_path / "x.json", b"old")
+    with (tmp_path / "x.json").open("rb") as reader:
+        write_file(tmp_path / "x.json", b"new and longer")
+        assert reader.read() == b"old"
+    assert files(tmp_path) == {"x.json": b"new and longer"}
+
+
 # --- two writers ---------------------------------------------------------------------------------
 
 HOLDER = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,7 @@ def save(figure: Figure, stem: Path) -> None:
     write_file(stem.with_suffix(".pdf"), pdf.getvalue())
 
 
-def band(axes: Axes, x: ArrayLike, values: NDArray[np.float64], label: str, colour: str, **line: Any) -> None:
+def band(axes: Axes, x: ArrayLike, values: NDArray[Any], label: str, colour: str, **line: Any) -> None:
     """Median over members (columns of ``values [T, S]``) with the middle half of them as a band."""
     finite = np.where(np.isfinite(values), values, np.nan)
     low, middle, high = np.nanquantile(finite, [0.25, 0.5, 0.75], axis=1)
@@ -94,22 +94,27 @@ def kernel(axes: Axes, values: NDArray[Any], top: float, colours: str = "cividis
     return image
 
 
-def half_plane(axes: Axes, normal: Sequence[float], offset: float, colour: str = "blue") -> None:
-    """The unit disc with the part where normal . x + offset >= 0 filled."""
-    from matplotlib.patches import Circle, Polygon
+def half_planes(axes: Axes, normals: NDArray[Any], offsets: NDArray[Any], colour: str = "blue") -> None:
+    """A table of unit discs, one row a layer and one column a unit, filled where normal . x + offset >= 0."""
+    from matplotlib.collections import PolyCollection
 
-    disc = Circle((0, 0), 1, facecolor="none", edgecolor=COLOURS["grey"], linewidth=0.6)
-    axes.add_patch(disc)
-    polygon = _clipped_disc(np.asarray(normal, dtype=float), offset)
-    if len(polygon):
-        axes.add_patch(Polygon(polygon, facecolor=COLOURS[colour], alpha=0.55, linewidth=0))
-    axes.set_xlim(-1.05, 1.05)
-    axes.set_ylim(-1.05, 1.05)
-    axes.set_aspect("equal")
-    axes.axis("off")
+    layers, units = offsets.shape
+    centres = np.array([[(2.3 * unit, -2.3 * layer) for unit in range(units)] for layer in range(layers)])
+    parts = [
+        _clipped_disc(normals[layer, unit].astype(float), float(offsets[layer, unit])) + centres[layer, unit]
+        for layer in range(layers)
+        for unit in range(units)
+    ]
+    rims = [_arc(0, np.pi, 61) + centre for centre in centres.reshape(-1, 2)]
+    axes.add_collection(PolyCollection(rims, facecolors="none", edgecolors=COLOURS["grey"], linewidths=0.6))
+    axes.add_collection(PolyCollection([p for p in parts if len(p)], facecolors=COLOURS[colour], alpha=0.55))
+    axes.set(xlim=(-1.3, 2.3 * units - 1), ylim=(1 - 2.3 * layers, 1.3), aspect="equal", xticks=[])
+    axes.set_yticks(centres[:, 0, 1], [f"layer {layer + 1}" for layer in range(layers)])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
-def _clipped_disc(normal: NDArray[np.float64], offset: float, corners: int = 181) -> NDArray[np.float64]:
+def _clipped_disc(normal: NDArray[np.float64], offset: float, corners: int = 91) -> NDArray[np.float64]:
     """Corners of {|x| <= 1, normal . x + offset >= 0}: an arc of the circle, closed by its chord."""
     length = float(np.hypot(*normal))
     if length == 0:

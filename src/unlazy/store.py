@@ -21,6 +21,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,9 +50,9 @@ def _put(descriptor: int, data: bytes) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a whole file or nothing: temporary file beside it, flushed to disk, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             _put(descriptor, data)
@@ -60,27 +61,31 @@ def write_file(path: Path, data: bytes) -> None:
             os.close(descriptor)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise StoreError(
             f"could not write {path}: {error.strerror}. Free some space or choose another folder."
         ) from error
 
 
 def _append_line(path: Path, line: str, *, durable: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        length = os.fstat(descriptor).st_size
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            _put(descriptor, line.encode() + b"\n")
-            if durable:
-                os.fsync(descriptor)
-        except OSError as error:
-            os.ftruncate(descriptor, length)  # shrinking needs no space: the file ends on a whole line again
-            raise StoreError(
-                f"could not write {path}: {error.strerror}. The run is intact; free some space and start it again."
-            ) from error
-    finally:
-        os.close(descriptor)
+            length = os.fstat(descriptor).st_size
+            try:
+                _put(descriptor, line.encode() + b"\n")
+                if durable:
+                    os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, length)  # shrinking needs no space: the file ends on a whole line again
+                raise
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreError(
+            f"could not write {path}: {error.strerror}. The run is intact; free some space and start it again."
+        ) from error
 
 
 def _json_bytes(value: Any) -> bytes:
@@ -104,7 +109,7 @@ class Line:
     """One measurement: the step, its per-member scalars, and the files it names."""
 
     step: int
-    scalars: dict[str, list[float]]
+    scalars: dict[str, list[float | None]]
     arrays: dict[str, str]
     checkpoint: str | None
     end: int  # offset in metrics.jsonl just behind this line
@@ -119,7 +124,10 @@ class Run:
             raise StoreError(f"{self.folder} is not a run: there is no such folder. `unlazy runs` lists the runs.")
         self.header: dict[str, Any] = _read_json(self.folder / "run.json")
         if not isinstance(self.header, dict) or self.header.get("format") != FORMAT:
-            raise StoreError(f"{self.folder / 'run.json'} is not format {FORMAT}; it was written by another version.")
+            raise StoreError(f"{self.folder / 'run.json'} is not a run of format {FORMAT}; something else wrote it.")
+        missing = {"id", "recipe", "members", "study", "scale", "provenance"} - self.header.keys()
+        if missing:
+            raise StoreError(f"{self.folder / 'run.json'} is damaged: it lacks {', '.join(sorted(missing))}.")
 
     @property
     def id(self) -> str:
@@ -131,7 +139,10 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """``{state, step, error}``; a run that says running while nobody holds its lock is ``interrupted``."""
-        status: dict[str, Any] = _read_json(self.folder / "status.json")
+        path = self.folder / "status.json"
+        status: dict[str, Any] = _read_json(path) if path.exists() else {"state": "running", "step": 0, "error": None}
+        if not isinstance(status, dict) or status.keys() != {"state", "step", "error"}:
+            raise StoreError(f"{path} is damaged: it should hold state, step and error.")
         if status["state"] == "running" and not _is_locked(self.folder / "lock"):
             status["state"] = "interrupted"
         return status
@@ -186,10 +197,8 @@ def read_lines(path: Path) -> list[Line]:
     if not path.exists():
         return []
     lines, offset = [], 0
-    for number, raw in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-        if not raw.endswith(b"\n"):
-            break
-        offset += len(raw)
+    for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        offset += len(raw) + 1
         try:
             entry = json.loads(raw)
             lines.append(Line(entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"], offset))
@@ -247,11 +256,11 @@ class Writer:
             else:
                 self._start(header)
                 self.resumed = None
+            self._step = self.resumed[0] if self.resumed else 0
+            self._set_status("running")
         except BaseException:
             os.close(self._lock)
             raise
-        self._step = self.resumed[0] if self.resumed else 0
-        self._set_status("running")
 
     def record(
         self,
@@ -307,13 +316,17 @@ class Writer:
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise StoreError(f"cannot make a run in {self.folder}: {error.strerror}. Choose another folder.") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise StoreError(
-                f"{self.folder} is being written by another process. Wait for it, or choose another folder."
-            ) from None
+        for pause in (0.001, 0.01, 0.1, None):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if pause is None:
+                    os.close(self._lock)
+                    raise StoreError(
+                        f"{self.folder} is being written by another process. Wait for it, or choose another folder."
+                    ) from None
+                time.sleep(pause)  # a reader that asks for the state holds the lock for an instant
 
     def _start(self, header: Mapping[str, Any]) -> None:
         for temporary in self.folder.glob(".run.json.*.tmp"):
@@ -322,7 +335,10 @@ class Writer:
 
     def _refuse_strangers(self) -> None:
         """A folder that holds anything but the beginnings of a run is somebody else's: touch nothing."""
-        if (self.folder / "run.json").exists() or not self.folder.exists():
+        if not self.folder.is_dir():
+            return
+        if (self.folder / "run.json").exists():
+            Run(self.folder)  # raises if it is not one of ours
             return
         for path in sorted(self.folder.iterdir()):
             if path.name != "lock" and not path.name.startswith(".run.json."):
@@ -335,6 +351,8 @@ class Writer:
         run = Run(self.folder)
         if run.id != wanted:
             raise StoreError(f"{self.folder} holds run {run.id}, not {wanted}: other settings. Choose another folder.")
+        if run.status()["state"] == "finished":
+            raise StoreError(f"{self.folder} is finished. Read it with Run, or choose another folder for a new run.")
         last = _last_checkpoint_line(run.lines)
         kept = run.lines[: run.lines.index(last) + 1] if last else []
         tensors = run._load_checkpoint(last) if last else {}

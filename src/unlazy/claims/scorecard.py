@@ -30,11 +30,15 @@ def load_results(folder: Path) -> list[dict[str, Any]]:
     """All ``STUDY/SCALE.json`` files, lowest scale first."""
     found = []
     for path in sorted(folder.glob("*/*.json")):
+        if path.parent.name == "bench":
+            continue
         try:
-            found.append(json.loads(path.read_text()))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise StoreError(f"{path} is not a result file ({error}); run its study again.") from error
-    return sorted(found, key=lambda result: SCALE_ORDER.index(result["scale"]))
+            result = json.loads(path.read_text())
+            found.append((SCALE_ORDER.index(result["scale"]), path.name, result))
+            assert isinstance(result["claims"], list)
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
+            raise StoreError(f"{path} is not a result file ({error!r}); run its study again.") from error
+    return [result for _, _, result in sorted(found, key=lambda entry: entry[:2])]
 
 
 def scorecard(results: Sequence[dict[str, Any]]) -> list[Row]:

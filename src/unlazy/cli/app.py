@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from unlazy.cli.progress import reporting
-from unlazy.runtime import UnlazyError, __version__, runs_folder
+from unlazy.runtime import UnlazyError, __version__, require, runs_folder
 from unlazy.studies.registry import STUDIES, check_scale, find_studies
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 )
 runs_app = typer.Typer(help="List, show and compare runs.", invoke_without_command=True)
 app.add_typer(runs_app, name="runs")
+
+INTERRUPTED = 130  # the exit code typer gives Ctrl-C
 
 ScaleOption = Annotated[
     str, typer.Option(help="smoke (seconds), desk (under two minutes) or paper (the paper's length).")
@@ -37,18 +39,25 @@ def main() -> None:
     except UnlazyError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("interrupted: the same command goes on where it stopped.", err=True)
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            typer.echo("interrupted: the same command goes on where it stopped.", err=True)
+        raise
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
+    """See what a neural network learns while it trains."""
 
 
 @app.command()
@@ -102,7 +111,9 @@ def claims(
     """The scorecard: every numbered claim of the papers, what they say, what we measured, the verdict."""
     from unlazy.claims.scorecard import load_results, results_folder, scorecard
 
-    rows = scorecard(load_results(results or results_folder()))
+    folder = results or results_folder()
+    require(folder.is_dir(), f"{folder} is not a folder of results; `unlazy reproduce` writes one.")
+    rows = scorecard(load_results(folder))
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
@@ -144,6 +155,9 @@ def compare_runs(
 
 def _reproduce(name: str, scale: str, seeds: int | None, workers: int, runs: Path, results: Path) -> dict[str, Any]:
     check_scale(scale)
+    require(workers >= 0, f"workers must be 0 (one per core) or more, got {workers}.")
+    for folder in (runs, results):
+        require(not folder.exists() or folder.is_dir(), f"{folder} is a file; a folder is needed. Choose another name.")
     (entry,) = [entry for entry in STUDIES if entry.name == name]
     module = entry.load()
     with reporting() as report:

@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 import typer
 
+from unlazy.runtime import StoreError
 from unlazy.store import Run, find_runs
 
 
 def print_list(root: Path, study: str | None, state: str | None, as_json: bool) -> None:
     """One line a run, oldest first; damaged folders are named, not hidden."""
     runs, broken = find_runs(root)
-    rows = [describe(run) for run in runs]
+    rows = []
+    for run in runs:
+        try:
+            rows.append(describe(run))
+        except StoreError as error:
+            broken.append(error)
     rows = [row for row in rows if study in (None, row["study"]) and state in (None, row["state"])]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
@@ -76,7 +82,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 def last_medians(run: Run) -> dict[str, float]:
     """Median over members of each scalar in the last measurement that has it."""
-    latest: dict[str, list[float]] = {}
+    latest: dict[str, list[float | None]] = {}
     for line in run.lines:
         latest |= line.scalars
     numbers = {name: np.array(values, dtype=np.float64) for name, values in latest.items()}

@@ -16,18 +16,18 @@ def trace_normalise(kernel: Kernel) -> Kernel:
 
 
 def kernel_distance(kernel: Kernel, other: Kernel) -> Tensor:
-    """1 - <K, K'>_F / (|K|_F |K'|_F): 0 for proportional kernels, blind to scale."""
+    """1 - <K, K′>_F / (‖K‖ ‖K′‖): 0 for proportional kernels, blind to scale."""
     return 1 - _cosine(kernel, other)
 
 
 def relative_change(kernel: Kernel, start: Kernel) -> Tensor:
-    """|K - K_0|_F / |K_0|_F after both are trace-normalised."""
+    """‖K - K_0‖ / ‖K_0‖ (Frobenius) after both are trace-normalised."""
     kernel, start = trace_normalise(kernel), trace_normalise(start)
     return torch.linalg.matrix_norm(kernel - start) / torch.linalg.matrix_norm(start)
 
 
 def alignment(kernel: Kernel, targets: Float[Tensor, "n o"]) -> Tensor:
-    """Kernel-target alignment, uncentred: <K, Y Y^T>_F / (|K|_F |Y Y^T|_F).
+    """Kernel-target alignment, uncentred: <K, Y Y^T>_F / (‖K‖ ‖Y Y^T‖).
 
     >>> y = torch.tensor([[1.0], [-1.0]])
     >>> float(alignment(y @ y.T, y))

@@ -12,8 +12,8 @@ from unlazy.runtime import require
 
 
 def tangent_features(model: nn.Module, x: Tensor) -> Tensor:
-    """grad f_o(x_i): one forward pass and one backward pass per sample and output. ``[n, O, p]``."""
-    parameters = list(model.parameters())
+    """grad f_o(x_i) by trainable parameters: a forward and a backward pass per sample and output. ``[n, O, p]``."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for sample in x:
         out = model(sample[None])[0].reshape(-1)

@@ -17,15 +17,15 @@ def tangent_kernel(
     x: Tensor,
     *,
     outputs: str = "trace",
-    parameters: str = "all",
+    parameters: str = "trainable",
     surrogate: bool = False,
     chunk: int = 64,
 ) -> Tensor:
     """Theta(x, x') = <grad f(x), grad f(x')>, summed over outputs (``"trace"``, ``[n, n]``) or for every pair
     of outputs (``"full"``, ``[n, n, O, O]``). A stack of networks gives a leading member axis.
 
-    ``parameters``: ``"all"``, or ``"gate"`` / ``"value"`` of a :class:`GatedNet`; frozen ones count too, since the
-    kernel belongs to the function. With hard gates the exact kernel is over the value parameters (gates are locally
+    ``parameters``: ``"trainable"`` (what training moves), ``"all"`` (frozen ones too), or ``"gate"`` / ``"value"`` of a
+    :class:`GatedNet`. With hard gates the exact kernel is over the value parameters (gates are locally
     constant); ``surrogate=True`` asks for gradients through the soft backward instead, which is *not* the Jacobian
     of the function.
     """
@@ -37,7 +37,7 @@ def tangent_kernel(
 
 
 def tangent_features(
-    model: nn.Module, x: Tensor, *, parameters: str = "all", surrogate: bool = False, chunk: int = 64
+    model: nn.Module, x: Tensor, *, parameters: str = "trainable", surrogate: bool = False, chunk: int = 64
 ) -> Float[Tensor, "*members n o p"]:
     """grad f_o(x_i) over the chosen parameters, by batched backward passes of ``chunk`` rows at a time.
 
@@ -75,12 +75,11 @@ def tangent_features(
 
 def _choose(model: nn.Module, parameters: str, surrogate: bool) -> tuple[list[nn.Parameter], nn.Module]:
     """The parameters to differentiate by, and the module whose autograd is exact for them."""
-    if not isinstance(model, GatedNet):
-        require(parameters == "all", f"parameters={parameters!r} needs a GatedNet; other modules offer 'all'.")
-        chosen = list(model.parameters())
-    elif parameters == "all":
-        chosen = [p for branch in ("gate", "value") for _, p in model.branch(branch)]
+    if parameters in ("trainable", "all"):
+        chosen = [p for p in model.parameters() if p.requires_grad or parameters == "all"]
     else:
+        require(isinstance(model, GatedNet), f"parameters={parameters!r} needs a GatedNet; others: 'trainable', 'all'.")
+        assert isinstance(model, GatedNet)
         chosen = [p for _, p in model.branch(parameters)]
     if not chosen:
         raise Unsupported(type(model).__name__, f"it has no {parameters} parameters", "Choose another selection.")

@@ -29,7 +29,7 @@ class SoftGate:
     beta: float = 4.0
 
     def __post_init__(self) -> None:
-        _check_beta(self.beta)
+        check_beta(self.beta)
 
     def __call__(self, q: Tensor, beta: Tensor | None = None, *, strict: bool = False) -> Tensor:
         return torch.sigmoid((self.beta if beta is None else beta) * q)
@@ -43,7 +43,7 @@ class HardGate:
 
     def __post_init__(self) -> None:
         if self.beta is not None:
-            _check_beta(self.beta)
+            check_beta(self.beta)
 
     def __call__(self, q: Tensor, beta: Tensor | None = None, *, strict: bool = False) -> Tensor:
         hard = (q.detach() > 0 if strict else q.detach() >= 0).to(q.dtype)
@@ -57,7 +57,8 @@ class HardGate:
 GateRule = SoftGate | HardGate
 
 
-def _check_beta(beta: float) -> None:
+def check_beta(beta: float) -> None:
+    """Refuse a slope that is not a positive number."""
     require(
         isinstance(beta, int | float) and math.isfinite(beta) and beta > 0,
         f"beta must be a positive number, got {beta!r}; 4 is the published value, 30 is nearly hard.",

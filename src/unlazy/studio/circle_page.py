@@ -76,7 +76,7 @@ def scene(stack: Stack, run: Run) -> Scene:
     beta = PRESETS[stack.preset].beta
     label = ARMS[stack.arm].label + (f", beta {beta:g}" if gated else "")
     return Scene(
-        name=label,
+        name=f"{stack.preset}: {label}",
         preset=stack.preset,
         note=NOTES[stack.arm],
         seed=run.members[index]["seed"],
@@ -103,7 +103,7 @@ def story(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     beta = PRESETS[preset].beta
 
     def median(arm: str, name: str, slope: float | None = beta) -> float:
-        return float(np.nanmedian(table.get(preset, arm, name, slope)))
+        return float(np.median(table.get(preset, arm, name, slope)))
 
     def has(arm: str, *names: str) -> bool:
         return all(table.has(preset, arm, name) for name in names)
@@ -120,7 +120,7 @@ def story(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         (
             "The easy half comes first",
             f"Within three epochs the loss falls to {median('pwc', 'loss_3'):.2f}: the slow wave is learned, the fast one "
-            f"is not. By then the top half has {np.exp(median('pwc', 'allocation_plateau')):.1f} times as many active paths "
+            f"is not. By then the top half has {np.exp(median('pwc', 'allocation_3')):.1f} times as many active paths "
             f"as the bottom half (before training: {np.exp(median('pwc', 'allocation_0')):.1f} times). "
             + _verdict_words(rows["C9"]),
         ),
@@ -134,14 +134,16 @@ def story(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
                 "would be 17 %. The first layer hardly turns. " + _verdict_words(rows["C14"]),
             )
         )
-    if has("pwc", "tangent_top_share_200") and has("pwc", "tangent_top_share_10"):
+    if has("pwc", "tangent_top_share_200"):
+        peak = max((1, 3, 10, 30), key=lambda epoch: median("pwc", f"tangent_top_share_{epoch}"))
         told.append(
             (
                 "The tangent kernel does not stay",
                 "A lazy network would keep its tangent kernel. Here the top half's share of its trace goes from "
-                f"{median('pwc', 'tangent_top_share_0'):.2f} at the start to {median('pwc', 'tangent_top_share_10'):.2f} at "
-                f"epoch 10 and {median('pwc', 'tangent_top_share_200'):.2f} at epoch 200: to the easy half, then to the hard "
-                "half. " + _verdict_words(rows["C11"]),
+                f"{median('pwc', 'tangent_top_share_0'):.2f} at the start to "
+                f"{median('pwc', f'tangent_top_share_{peak}'):.2f} at epoch {peak} and "
+                f"{median('pwc', 'tangent_top_share_200'):.2f} at epoch 200: to the easy half, then to the hard half. "
+                + _verdict_words(rows["C11"]),
             )
         )
     if has("pwc-frozen", "loss_end"):

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from unlazy.models.build import build_stack
+from unlazy.models.gates import check_beta
 from unlazy.models.net import GatedNet
 from unlazy.models.spec import NetSpec
 from unlazy.runtime import require, stream
@@ -28,6 +29,8 @@ class Member:
     def __post_init__(self) -> None:
         require(isinstance(self.seed, int), f"a seed is a whole number, got {self.seed!r}.")
         require(math.isfinite(self.lr) and self.lr > 0, f"the learning rate must be positive, got {self.lr!r}.")
+        if self.beta is not None:
+            check_beta(self.beta)
 
     def to_dict(self) -> dict[str, Any]:
         return {"seed": self.seed, "beta": self.beta, "lr": self.lr}

@@ -156,8 +156,9 @@ def _load(
     """Put everything back as it was at a checkpoint; returns the number of epochs done."""
     step, arrays = resumed
     epoch = step // steps
-    if not np.array_equal(arrays["random/order"], _order_keys(recipe, epoch)):
-        raise StoreError(f"the checkpoint at step {step} belongs to other random streams; delete the run folder.")
+    wanted = _checkpoint(recipe, net, adam, epoch)
+    if arrays.keys() != wanted.keys() or not np.array_equal(arrays["random/order"], wanted["random/order"]):
+        raise StoreError(f"the checkpoint at step {step} belongs to another training; delete the run folder.")
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     current = net.state_dict()
     for name, tensor in current.items():

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
+
+from unlazy.runtime import UnlazyError
 
 PR_SET_PDEATHSIG = 1
 
@@ -39,14 +43,21 @@ def sweep(
                 for future in finished:
                     future.result()
                 on_tick()
-        except BaseException:
+        except BaseException as error:
             for future in pending:
                 future.cancel()
             for process in list((pool._processes or {}).values()):
                 process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise UnlazyError(
+                    "a worker was killed, perhaps for lack of memory; the same command goes on where it stopped."
+                ) from error
             raise
 
 
 def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it died before we asked to die with it
+        os._exit(1)

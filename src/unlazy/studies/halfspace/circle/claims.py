@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, claim_row, summary
 from unlazy.studies.halfspace.circle.measure import select
-from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS
+from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, own_beta
 
 WITHIN_EPOCHS = 400  # C7: "about 200 epochs", read as: within twice that
 SLOW_EPOCHS = 2000  # C8
@@ -74,11 +74,6 @@ def _name(preset: str, arm: str, beta: float | None = None, what: str = "") -> s
     return f"{preset}, {ARMS[arm].label}{slope}" + (f": {what}" if what else "")
 
 
-def _own_beta(preset: str, arm: str) -> float | None:
-    """The slope a claim is judged at: the preset's own."""
-    return None if ARMS[arm].betas == "none" else PRESETS[preset].beta
-
-
 def _parts(
     table: Table, arms: tuple[str, ...], name: str, side: str, threshold: float, unit: str, what: str = ""
 ) -> list[Part]:
@@ -87,7 +82,7 @@ def _parts(
     for preset in table.presets:
         for arm in arms:
             if table.has(preset, arm, name):
-                beta = _own_beta(preset, arm)
+                beta = own_beta(preset, arm)
                 values = table.get(preset, arm, name, beta)
                 horizon = table.horizon(preset, arm) if name.startswith("epochs") else np.inf
                 found.append(Part(_name(preset, arm, beta, what), side, threshold, unit, values, horizon))
@@ -130,7 +125,7 @@ def _c8(table: Table) -> Row:
     parts = _parts(table, ("pwc-frozen",), "epochs_to_reach", ">", SLOW_EPOCHS, "epochs", "to loss 0.01")
     for preset in table.presets:
         if table.has(preset, "pwc-frozen", "epochs_to_reach"):
-            beta = _own_beta(preset, "pwc")
+            beta = own_beta(preset, "pwc")
             frozen = table.get(preset, "pwc-frozen", "epochs_to_reach", beta)
             trained = table.get(preset, "pwc", "epochs_to_reach", beta)
             with np.errstate(invalid="ignore"):
@@ -155,7 +150,7 @@ def _c9(table: Table) -> Row:
     for preset in table.presets:
         for arm in TRAINED:
             if table.has(preset, arm, "loss_3"):
-                beta = _own_beta(preset, arm)
+                beta = own_beta(preset, arm)
                 gap = np.abs(table.get(preset, arm, "loss_3", beta) - 0.25)
                 parts.append(
                     Part(_name(preset, arm, beta, "distance of the epoch-3 loss from 0.25"), "<", LOSS_BAND, "", gap)
@@ -178,7 +173,7 @@ def _c10(table: Table) -> Row:
     for preset in table.presets:
         for arm in TRAINED:
             if table.has(preset, arm, "overlap_cosine_3_200"):
-                beta = _own_beta(preset, arm)
+                beta = own_beta(preset, arm)
                 kept, start, whole = (
                     table.get(preset, arm, f"overlap_cosine_{pair}", beta) for pair in ("3_200", "0_3", "0_200")
                 )
@@ -219,7 +214,7 @@ def _c12(table: Table) -> Row:
     for preset in table.presets:
         for arm in (*TRAINED, "pwc-equal"):
             if table.has(preset, arm, "epochs_top"):
-                beta = _own_beta(preset, arm)
+                beta = own_beta(preset, arm)
                 top, bottom = (table.get(preset, arm, f"epochs_{half}", beta) for half in ("top", "bottom"))
                 with np.errstate(invalid="ignore"):
                     controls.append(summary(_name(preset, arm, beta, "bottom / top, same seed"), bottom / top, "times"))
@@ -236,7 +231,7 @@ def _c13(table: Table) -> Row:
     long_enough = table.results["settings"]["frozen_epochs"] >= 8000
     for preset in table.presets:
         if table.has(preset, "pwc-frozen", "artefact_rms_end"):
-            beta = _own_beta(preset, "pwc")
+            beta = own_beta(preset, "pwc")
             frozen = table.get(preset, "pwc-frozen", "artefact_rms_end", beta)
             name = _name(preset, "pwc-frozen", beta, "fast residual on the top half at the end")
             # before epoch 8000 nothing is known: every seed counts as unseen

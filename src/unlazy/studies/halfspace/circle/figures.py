@@ -14,7 +14,7 @@ from unlazy import plots
 from unlazy.kernels.compare import trace_normalise
 from unlazy.probes.paths import allocation
 from unlazy.store import Run
-from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, Settings, Stack
+from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, Settings, Stack, own_beta
 from unlazy.studies.halfspace.circle.train import scene_member
 
 if TYPE_CHECKING:
@@ -57,10 +57,6 @@ class Source:
         if step not in steps:
             return None
         return step // unit, run.array(quantity, step)[scene_member(self.stack(preset, arm))]
-
-
-def own_beta(preset: str, arm: str) -> float | None:
-    return None if ARMS[arm].betas == "none" else PRESETS[preset].beta
 
 
 def loss(source: Source) -> Figure:
@@ -161,21 +157,12 @@ def half_spaces(source: Source) -> Figure:
 
 def layers(source: Source) -> Figure:
     preset = source.settings.presets[0]
-    depth, width = source.settings.depth, source.settings.width
-    figure, axes = plots.grid(2 * depth, width, (0.62, 0.66))
-    for block, epoch in enumerate((0, None)):
+    figure, axes = plots.grid(2, 1, (0.56 * source.settings.width + 0.8, 0.56 * source.settings.depth + 0.3))
+    for axis, epoch, colour in zip(axes[:, 0], (0, None), ("grey", "blue"), strict=True):
         normals, offsets = (source.shown(preset, "pwc", name, epoch) for name in ("normals", "offsets"))
-        assert normals is not None
-        assert offsets is not None
-        for layer in range(depth):
-            for unit in range(width):
-                axis = axes[block * depth + layer, unit]
-                plots.half_plane(
-                    axis, normals[1][layer, unit], float(offsets[1][layer, unit]), "grey" if block == 0 else "blue"
-                )
-            label = axes[block * depth + layer, 0]
-            label.text(-1.4, 0, f"layer {layer + 1}", rotation=90, ha="right", va="center", fontsize=7)
-        axes[block * depth, 0].set_title(f"epoch {normals[0]}", fontsize=9)
+        if normals is not None and offsets is not None:
+            plots.half_planes(axis, normals[1], offsets[1], colour)
+            axis.set_title(f"epoch {normals[0]}")
     return figure
 
 

@@ -93,7 +93,7 @@ def _half_spaces(stack: Stack, run: Run, unit: int) -> dict[str, NDArray[Any]]:
     for step in shown:
         normals = _tensor(run, "normals", step)  # [S, layers, units, 2]
         spaces = HalfSpaces(normals, _tensor(run, "offsets", step))
-        for name in [str(step // unit)] + (["end"] if step == shown[-1] else []):
+        for name in _moments(step // unit, step == shown[-1]):
             values[f"near_top_30_{name}"] = share_near(normals, TOP, 30)
             values[f"near_top_45_{name}"] = share_near(normals, TOP, 45)
             values[f"like_top_half_{name}"] = share_like(spaces, data.x, data.groups["top"])
@@ -109,9 +109,14 @@ def _artefacts(stack: Stack, run: Run, unit: int) -> dict[str, NDArray[Any]]:
     values = {}
     for step in shown:
         residual = _tensor(run, "output", step)[:, top] - target[top]
-        for name in [str(step // unit)] + (["end"] if step == shown[-1] else []):
+        for name in _moments(step // unit, step == shown[-1]):
             values[f"artefact_rms_{name}"] = fast_rms(residual, ARTEFACT_HALF_CYCLES).numpy()
     return values
+
+
+def _moments(epoch: int, is_last: bool) -> list[str]:
+    """The names under which an epoch enters the table: the epochs of the paper's figures, and the end."""
+    return ([str(epoch)] if epoch in (0, 3, 200) else []) + (["end"] if is_last else [])
 
 
 def fast_rms(signal: Tensor, half_cycles: int) -> Tensor:
@@ -151,7 +156,7 @@ def _tensor(run: Run, quantity: str, step: int) -> Tensor:
 def _plain(value: NDArray[Any]) -> list[Any]:
     if value.ndim > 1:
         return [_plain(row) for row in value]
-    return [round(float(number), 6) if np.isfinite(number) else None for number in value]
+    return [float(f"{number:.5g}") if np.isfinite(number) else None for number in value]
 
 
 def select(table: Mapping[str, Any], name: str, beta: float | None = None) -> NDArray[np.float64]:

@@ -1,0 +1,84 @@
+"""Our circle results beside those of the prototype that chose the ``pilot`` preset (10 seeds, other code).
+
+An independent implementation of the same set-up: where the two disagree by more than two of its standard deviations,
+something needs explaining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from unlazy.studies.halfspace.circle.measure import select
+from unlazy.studies.halfspace.circle.settings import ARMS
+
+ALLOCATION_EPOCHS = (0, 3, 10, 30, 200)
+
+# (arm, beta): mean and deviation of the allocation at epochs 0, 3, 10, 30, 200
+ALLOCATION: dict[tuple[str, float | None], tuple[tuple[float, float], ...]] = {
+    ("relu", None): ((-0.24, 0.46), (-0.30, 0.46), (0.54, 0.31), (0.85, 0.24), (0.46, 0.40)),
+    ("pwc", 4.0): ((0.00, 0.64), (0.94, 0.68), (3.13, 0.55), (2.85, 0.49), (2.57, 0.42)),
+    ("pwc", 10.0): ((0.00, 0.64), (1.31, 0.67), (2.88, 0.63), (2.60, 0.38), (2.37, 0.44)),
+    ("pwc", 30.0): ((0.00, 0.64), (1.45, 0.78), (2.20, 0.74), (1.73, 0.63), (1.51, 0.52)),
+    ("relu-large", None): ((0.20, 0.39), (0.27, 0.33), (0.38, 0.33), (0.36, 0.32), (0.08, 0.44)),
+    ("pwc-large", 4.0): ((0.25, 0.45), (0.34, 0.32), (0.47, 0.41), (0.70, 0.50), (0.76, 0.53)),
+    ("pwc-large", 10.0): ((0.25, 0.45), (0.32, 0.32), (0.38, 0.39), (0.27, 0.47), (0.17, 0.47)),
+    ("pwc-large", 30.0): ((0.25, 0.45), (0.30, 0.31), (0.26, 0.29), (0.21, 0.32), (0.23, 0.32)),
+    ("pwc-hard", None): ((0.00, 0.64), (0.75, 0.96), (1.49, 0.82), (0.89, 0.70), (0.86, 0.67)),
+}
+# share of last-layer normals within 30 degrees of the top, at the end
+NEAR_TOP: dict[tuple[str, float | None], tuple[float, float]] = {
+    ("pwc", 4.0): (0.78, 0.16),
+    ("pwc", 10.0): (0.69, 0.23),
+    ("pwc", 30.0): (0.40, 0.19),
+    ("pwc-large", 4.0): (0.29, 0.21),
+    ("pwc-large", 10.0): (0.18, 0.16),
+    ("pwc-large", 30.0): (0.20, 0.12),
+    ("pwc-hard", None): (0.28, 0.24),
+}
+# least loss of any function constant on the hard cells: (arm, beta, moment)
+FLOOR: dict[tuple[str, float | None, str], tuple[float, float]] = {
+    ("pwc", 30.0, "0"): (0.0494, 0.011),
+    ("pwc", 30.0, "end"): (0.0172, 0.004),
+    ("pwc", 4.0, "end"): (0.053, 0.035),
+    ("pwc-hard", None, "end"): (0.0167, 0.004),
+}
+
+
+def compare(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per quantity: the prototype's mean and deviation, ours, and their distance in its deviations."""
+    rows = []
+    for (arm, beta), series in ALLOCATION.items():
+        for epoch, expected in zip(ALLOCATION_EPOCHS, series, strict=True):
+            rows.append(_row(results, arm, beta, f"allocation_{epoch}", f"allocation, epoch {epoch}", expected))
+    for (arm, beta), expected in NEAR_TOP.items():
+        rows.append(_row(results, arm, beta, "near_top_30_end", "last layer within 30 degrees, end", expected))
+    for (arm, beta, moment), expected in FLOOR.items():
+        words = "start" if moment == "0" else "end"
+        rows.append(_row(results, arm, beta, f"cell_floor_{moment}", f"cell floor, {words}", expected))
+    return rows
+
+
+def _row(
+    results: Mapping[str, Any], arm: str, beta: float | None, name: str, words: str, expected: tuple[float, float]
+) -> dict[str, Any]:
+    values = select(results["stacks"][f"pilot-{arm}"], name, beta)
+    ours = values[:, -1] if values.ndim == 2 else values
+    slope = "" if beta is None else f", beta {beta:g}"
+    return {
+        "what": f"{ARMS[arm].label}{slope}: {words}",
+        "pilot": expected,
+        "ours": (float(np.nanmean(ours)), float(np.nanstd(ours, ddof=1))),
+        "distance": abs(float(np.nanmean(ours)) - expected[0]) / expected[1],
+    }
+
+
+def to_markdown(rows: list[dict[str, Any]]) -> str:
+    """A table, farthest first."""
+    lines = ["| quantity (pilot preset) | prototype | ours | distance |", "|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: -row["distance"]):
+        (a, b), (c, d) = row["pilot"], row["ours"]
+        lines.append(f"| {row['what']} | {a:.3g} ± {b:.2g} | {c:.3g} ± {d:.2g} | {row['distance']:.1f} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,310 @@
+"""The command line: quick help, one clear line for a mistake, and lists that stay readable when a run is damaged."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import unlazy
+from unlazy import Circle, Dataset, Fixed, HardGate, InputError, Measure, Member, NetSpec, Recipe, Run, SoftGate, fit
+from unlazy.claims.catalogue import CATALOGUE
+from unlazy.cli import app as cli
+from unlazy.probes import standard
+from unlazy.studies.halfspace.circle.settings import SCALES
+from unlazy.studies.halfspace.circle.train import Job, jobs
+
+ROW_KEYS = {
+    *("id", "paper", "where", "statement", "paper_value", "study", "scale", "verdict", "value", "unit", "interval"),
+    *("seeds", "agree", "rule", "settings", "parts", "controls", "why", "run", "figure", "command", "provenance"),
+}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def unlazy_main(tmp_path, monkeypatch, capsys):
+    """Calls the real entry point in an empty folder; gives exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("UNLAZY_RUNS", raising=False)
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["unlazy", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        out, err = capsys.readouterr()
+        return stop.value.code or 0, out, err
+
+    return call
+
+
+def assert_one_clear_line(answer: tuple[int, str, str], *words: str) -> None:
+    code, out, err = answer
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+
+
+def invoke(*words: object):
+    return CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
+
+
+# --- quick to start ------------------------------------------------------------------------------
+
+HEAVY = {"torch", "numpy", "matplotlib", "scipy", "safetensors"}
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has imported after ``code``."""
+    code += "\nimport sys\nprint('modules', *{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    modules = imported_by("import unlazy; dir(unlazy)")
+    assert "unlazy" in modules
+    assert not modules & HEAVY
+
+
+def test_help_imports_nothing_heavy():
+    start = "import sys; sys.argv = ['unlazy', '--help']\nfrom unlazy.cli.app import main\n"
+    modules = imported_by(start + "try: main()\nexcept SystemExit as stop: assert not stop.code")
+    assert "typer" in modules
+    assert not modules & HEAVY
+
+
+def test_public_names_load_on_first_use():
+    assert "torch" in imported_by("import unlazy; unlazy.DLGN")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["reproduce", "--help"], ["demo", "--help"], ["runs", "--help"]])
+def test_help_answers(words):
+    answer = invoke(*words)
+    assert answer.exit_code == 0
+    assert "Usage" in answer.output
+
+
+def test_the_installed_command_is_this_one(tmp_path):
+    command = [str(Path(sys.executable).with_name("unlazy")), "studies"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.startswith("circle")
+
+
+def test_version(unlazy_main):
+    assert unlazy_main("--version") == (0, f"{unlazy.__version__}\n", "")
+
+
+# --- mistakes get one clear line -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["reproduce", "square"], ["square", "circle"]),
+        (["reproduce", "circle", "--scale", "huge"], ["huge", "smoke, desk, paper"]),
+        (["demo", "--scale", "huge"], ["huge", "smoke, desk, paper"]),
+        (["reproduce", "circle", "--scale", "smoke", "--seeds", "0"], ["seeds", "at least 1", "0"]),
+        (["reproduce", "circle", "--scale", "smoke", "--seeds", "-3"], ["seeds", "at least 1", "-3"]),
+        (["reproduce", "circle", "--scale", "smoke", "--workers", "-1"], ["workers", "-1"]),
+        (["runs", "show", "nowhere"], ["nowhere is not a run"]),
+        (["runs", "show", "."], ["is not a run", "run.json"]),
+        (["runs", "compare", "nowhere", "."], ["nowhere is not a run"]),
+        (["claims", "--results", "nowhere"], ["nowhere"]),
+    ],
+)
+def test_a_mistake_gets_one_line_and_leaves_nothing(tmp_path, unlazy_main, words, expected):
+    assert_one_clear_line(unlazy_main(*words), *expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["demo", "--out", "file"],
+        ["demo", "--out", "file/below"],
+        ["reproduce", "circle", "--runs", "file"],
+        ["reproduce", "circle", "--runs", "runs", "--results", "file"],
+    ],
+)
+def test_a_file_in_the_way_of_a_folder_gets_one_line_before_any_training(tmp_path, unlazy_main, words):
+    (tmp_path / "file").write_text("mine")
+    assert_one_clear_line(unlazy_main(*words, "--scale", "smoke", "--workers", 1), "file")
+    assert files(tmp_path) == {"file": b"mine"}
+
+
+def test_a_runs_folder_that_is_somebody_elses_gets_one_line_and_stays_as_it_is(tmp_path, unlazy_main):
+    for job in jobs(SCALES["smoke"], tmp_path / "runs" / "circle"):
+        job.folder.mkdir(parents=True)
+        (job.folder / "thesis.tex").write_text("theirs")
+    before = files(tmp_path)
+    answer = unlazy_main("reproduce", "circle", "--scale", "smoke", "--workers", 1)
+    assert_one_clear_line(answer, "thesis.tex", "Choose another folder")
+    assert files(tmp_path) == before
+
+
+def test_a_truncated_checkpoint_gets_one_line_on_resume_and_stays_as_it_is(tmp_path, unlazy_main):
+    job = max(jobs(SCALES["smoke"], tmp_path / "runs" / "circle"), key=Job.cost)
+    job.train("smoke")
+    (job.folder / "status.json").write_text('{"state": "running", "step": 64, "error": null}')
+    last = max((job.folder / "checkpoints").iterdir())
+    last.write_bytes(last.read_bytes()[:-10])
+    before = files(tmp_path)
+    answer = unlazy_main("reproduce", "circle", "--scale", "smoke", "--workers", 1)
+    assert_one_clear_line(answer, last.name, "truncated", f"Delete {Path('runs/circle') / job.folder.name}")
+    assert files(tmp_path) == before
+
+
+def test_an_interrupt_says_that_work_goes_on_later(unlazy_main, monkeypatch):
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "find_studies", interrupt)
+    code, _, err = unlazy_main("reproduce", "circle")
+    assert code == 130
+    assert "the same command goes on where it stopped" in err
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+def test_data_that_is_not_finite_is_refused(bad, where):
+    x, y = torch.zeros(3, 2), torch.zeros(3, 1)
+    (x if where == "inputs" else y)[1, 0] = bad
+    with pytest.raises(InputError, match=f"'mine': 1 of the {where} are NaN or infinite"):
+        Dataset("mine", x, y)
+
+
+@pytest.mark.parametrize("size", ["width", "depth", "inputs", "outputs"])
+@pytest.mark.parametrize("bad", [0, -1])
+def test_a_network_without_units_is_refused(size, bad):
+    with pytest.raises(InputError, match=f"{size} must be a whole number of at least 1, got {bad}"):
+        NetSpec(**({"inputs": 2} | {size: bad}))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "rule", [SoftGate, HardGate, lambda beta: Member(0, 1e-3, beta)], ids=["soft", "hard", "member"]
+)
+def test_a_slope_that_is_not_positive_is_refused(rule, bad):
+    with pytest.raises(InputError, match=f"beta must be a positive number, got {bad}"):
+        rule(bad)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_learning_rate_that_is_not_positive_is_refused(bad):
+    with pytest.raises(InputError, match=f"learning rate must be positive, got {bad}"):
+        Member(0, bad)
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+
+def test_claims_as_json_has_one_full_row_per_claim(tmp_path, unlazy_main):
+    (tmp_path / "results").mkdir()
+    code, out, err = unlazy_main("claims", "--json")
+    rows = json.loads(out)
+    assert (code, err) == (0, "")
+    assert len(rows) == 58
+    assert [row["id"] for row in rows] == [claim.id for claim in CATALOGUE]
+    for row in rows:
+        assert row.keys() == ROW_KEYS
+        assert row["verdict"] == "not run yet"
+
+
+def test_claims_as_a_table_names_every_claim(tmp_path, unlazy_main):
+    (tmp_path / "results").mkdir()
+    code, out, _ = unlazy_main("claims")
+    assert code == 0
+    assert {claim.id for claim in CATALOGUE} <= {line.split(" ")[0] for line in out.splitlines()}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"study": "circle", "scale": "vast", "claims": []}'])
+def test_a_damaged_result_file_gets_one_line(tmp_path, unlazy_main, text):
+    path = tmp_path / "results" / "circle" / "desk.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert_one_clear_line(unlazy_main("claims", "--json"), "desk.json")
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def tiny(folder: Path, lr: float, study: str) -> Run:
+    recipe = Recipe(NetSpec(2, width=2, depth=1), (Member(0, lr), Member(1, lr)), epochs=2, batch=4)
+    return fit(recipe, Circle(n=8).dataset(), [Measure(standard.curves, Fixed.at((0, 2, 4)))], folder, study=study)
+
+
+@pytest.fixture
+def two_runs(tmp_path) -> Path:
+    tiny(tmp_path / "slow", 1e-3, "one")
+    tiny(tmp_path / "fast", 1e-2, "two")
+    return tmp_path
+
+
+def test_runs_lists_every_run(two_runs):
+    answer = invoke("runs", "--root", two_runs)
+    assert answer.exit_code == 0
+    lines = answer.stdout.splitlines()
+    assert len(lines) == 3
+    for name in ("slow", "fast"):
+        [line] = [line for line in lines if line.endswith(str(two_runs / name))]
+        assert line.split()[:4] == [Run(two_runs / name).id, "finished", "2", "4"]
+
+
+def test_runs_as_json_has_the_facts(two_runs):
+    rows = json.loads(invoke("runs", "--root", two_runs, "--json").stdout)
+    [row] = [row for row in rows if row["folder"] == str(two_runs / "fast")]
+    assert (row["state"], row["members"], row["step"], row["study"], row["error"]) == ("finished", 2, 4, "two", None)
+    _, losses = Run(two_runs / "fast").scalars("loss")
+    assert row["loss"] == pytest.approx(losses[-1].mean())  # the median of two
+
+
+def test_runs_can_be_chosen_by_study_and_state(two_runs):
+    def found(*words: str) -> list[str]:
+        return [Path(row["folder"]).name for row in json.loads(invoke("runs", "--root", two_runs, *words).stdout)]
+
+    assert found("--json", "--study", "two") == ["fast"]
+    assert found("--json", "--state", "interrupted") == []
+
+
+def test_runs_below_nothing_says_so(unlazy_main):
+    code, out, err = unlazy_main("runs")
+    assert (code, err) == (0, "")
+    assert out.startswith("no runs below runs")
+
+
+@pytest.mark.parametrize("name", ["run.json", "status.json", "metrics.jsonl"])
+def test_one_damaged_run_does_not_hide_the_others(two_runs, name):
+    (two_runs / "fast" / name).write_bytes(b"nonsense\n")
+    answer = invoke("runs", "--root", two_runs)
+    assert answer.exit_code == 0
+    assert [line for line in answer.stdout.splitlines() if line.endswith(str(two_runs / "slow"))]
+    assert answer.stderr.startswith(f"damaged: {two_runs / 'fast'}")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_runs_show_prints_facts_and_last_measurement(two_runs):
+    answer = invoke("runs", "show", two_runs / "slow")
+    assert answer.exit_code == 0
+    facts = dict(line.split(None, 1) for line in answer.stdout.splitlines())
+    assert facts["id"] == Run(two_runs / "slow").id
+    assert facts["state"] == "finished"
+    assert float(facts["loss_top"]) == pytest.approx(Run(two_runs / "slow").scalars("loss_top")[1][-1].mean(), rel=1e-4)
+
+
+def test_runs_compare_prints_what_differs_and_nothing_else_of_the_settings(two_runs):
+    answer = invoke("runs", "compare", two_runs / "slow", two_runs / "fast")
+    assert answer.exit_code == 0
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    settings = [row for row in rows if row[0].split("[")[0].split(".")[0] in Run(two_runs / "slow").header["recipe"]]
+    assert settings == [["members[0].lr", "0.001", "0.01"], ["members[1].lr", "0.001", "0.01"]]
+    [loss] = [row for row in rows if row[0] == "loss"]
+    assert float(loss[1]) != float(loss[2])

@@ -1,0 +1,55 @@
+"""Documentation that cannot drift: the README's code runs, its commands and links exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from unlazy.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", README, re.S):
+        exec(compile(block, "README.md", "exec"), names)
+    assert float(names["moved"]) > 0  # type: ignore[arg-type]
+
+
+def test_readme_commands_exist() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    used = set(re.findall(r"^unlazy (\w+)", README, re.M))
+    assert used == {"reproduce", "claims", "runs"}
+    assert used <= set(commands)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in PAGES:
+        assert set(re.findall(r"^make ([a-z-]+)", page.read_text(), re.M)) <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_generated_reference_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "api.md").read_text() == module.api(), "run `make docs`"
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    words = re.compile(r"/" + r"work/|\bsub" + r"agent|\bhelper session", re.I)
+    for path in [*PAGES, *ROOT.glob("src/**/*.py"), *ROOT.glob("tests/*.py"), ROOT / "Makefile"]:
+        assert not words.search(path.read_text()), path

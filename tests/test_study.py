@@ -1,0 +1,181 @@
+"""The circle study at smoke scale: figures show what was measured, the page holds it all."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from unlazy import plots
+from unlazy.kernels.compare import trace_normalise
+from unlazy.runtime import InputError
+from unlazy.store import Run
+from unlazy.studies.halfspace.circle import figures
+from unlazy.studies.halfspace.circle.measure import fast_rms, measure
+from unlazy.studies.halfspace.circle.settings import SCALES, Settings, Stack, stacks
+from unlazy.studies.halfspace.circle.study import reproduce
+from unlazy.studies.halfspace.circle.train import open_runs
+from unlazy.studies.registry import STUDIES, find_studies
+from unlazy.studio.circle_page import write_circle_page
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], figures.Source]:
+    folder = tmp_path_factory.mktemp("smoke")
+    table = reproduce("smoke", runs=folder / "runs", results=folder, progress=lambda *_: None)
+    runs = open_runs(SCALES["smoke"], folder / "runs" / "circle")
+    return folder, table, figures.Source(SCALES["smoke"], runs)
+
+
+def test_results_hold_every_stack_and_claim(smoke) -> None:
+    folder, table, _ = smoke
+    assert json.loads((folder / "circle" / "smoke.json").read_text()) == table
+    assert set(table["stacks"]) == {stack.key for stack in stacks(SCALES["smoke"])}
+    assert [row["id"] for row in table["claims"]] == [f"C{i}" for i in range(7, 16)]
+    assert table["provenance"]["code_sha256"] == table["provenance"]["judged_by_code"]
+
+
+def test_measured_numbers_are_those_of_the_run(smoke) -> None:
+    _, table, source = smoke
+    run, values = source.runs["author-pwc"], table["stacks"]["author-pwc"]["values"]
+    assert values["loss_3"] == pytest.approx(run.scalars("loss")[1][run.scalars("loss")[0] == 48][0], abs=1e-6)
+    tangent = torch.from_numpy(run.array("tangent", 48)).double()
+    diagonal = tangent.diagonal(dim1=1, dim2=2)
+    assert values["tangent_top_share_3"] == pytest.approx(
+        (diagonal[:, :50].sum(1) / diagonal.sum(1)).tolist(), abs=1e-5
+    )
+    normals = run.array("normals", 0)
+    cosine = normals[..., 1] / np.linalg.norm(normals, axis=-1)
+    assert np.allclose(values["near_top_30_0"], (cosine >= np.cos(np.pi / 6)).mean(-1))
+
+
+def test_times_are_first_crossings(smoke) -> None:
+    _, _, source = smoke
+
+    class Pretend(Run):
+        def scalars(self, name):
+            steps, values = super().scalars(name)
+            if name == "loss":
+                values = np.where((steps >= 32)[:, None] & (np.arange(2) == 0), 0.001, 0.3)
+            return steps, values
+
+    table = measure(Stack("author", "pwc", SCALES["smoke"]), Pretend(source.runs["author-pwc"].folder))
+    assert table["values"]["epochs_to_reach"] == [2.0, None]
+    assert table["values"]["epochs_plateau"] == [2.0, None]
+
+
+def test_fast_rms_separates_slow_from_fast() -> None:
+    t = (torch.arange(100, dtype=torch.float64) + 0.5) / 100
+    slow, fast = torch.cos(3 * torch.pi * t), torch.cos(8 * torch.pi * t)
+    assert float(fast_rms(slow, 4)) < 1e-12
+    assert float(fast_rms(0.5 * fast + slow, 4)) == pytest.approx(0.5 / 2**0.5)
+
+
+# --- figures: read back what they draw -----------------------------------------------------------------
+
+
+def test_loss_figure_draws_the_medians(smoke) -> None:
+    source = smoke[2]
+    with plots.style():
+        axis = figures.loss(source).axes[0]
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    epochs, values = source.curve("author", "relu", "loss", None)
+    assert np.allclose(lines["ReLU net"].get_ydata(), np.median(values, axis=1))
+    assert np.allclose(lines["ReLU net"].get_xdata(), np.maximum(epochs, 0.5))
+
+
+@pytest.mark.parametrize("quantity", ["overlap", "tangent"])
+def test_kernel_figures_draw_the_kernels(smoke, quantity: str) -> None:
+    source = smoke[2]
+    with plots.style():
+        axes = getattr(figures, quantity)(source).axes
+    titled = [axis for axis in axes if axis.get_title(loc="left") == "epoch 3"]
+    for axis, arm in zip(titled, ("relu", "pwc"), strict=True):
+        stored = torch.from_numpy(source.runs[f"author-{arm}"].array(quantity, 48)[0]).double()
+        assert np.allclose(axis.get_images()[0].get_array(), trace_normalise(stored))
+
+
+def test_function_figure_draws_target_and_output(smoke) -> None:
+    source = smoke[2]
+    with plots.style():
+        axis = figures.functions(source).axes[0]
+    target, output = (line.get_ydata() for line in axis.get_lines()[:2])
+    assert np.allclose(target, Stack("author", "pwc", source.settings).circle().dataset().y[:, 0])
+    assert np.allclose(output, source.runs["author-pwc"].array("output", 48)[0])
+
+
+def test_half_planes_are_filled_where_units_are_open() -> None:
+    from matplotlib.path import Path as Outline
+
+    random = np.random.default_rng(0)
+    normals, offsets = random.normal(size=(2, 3, 2)), random.normal(size=(2, 3)) / 2
+    with plots.style():
+        axes = plots.grid(1, 1, (4, 3))[1]
+        plots.half_planes(axes[0, 0], normals, offsets)
+    filled = [Outline(path.vertices) for path in axes[0, 0].collections[1].get_paths()]
+    for layer in range(2):
+        for unit in range(3):
+            for point in random.uniform(-0.7, 0.7, size=(20, 2)):
+                value = normals[layer, unit] @ point + offsets[layer, unit]
+                if abs(value) > 0.05:
+                    place = point + np.array([2.3 * unit, -2.3 * layer])
+                    assert any(outline.contains_point(place) for outline in filled) == (value >= 0)
+
+
+def test_saved_figures_are_reproducible(smoke, tmp_path: Path) -> None:
+    source = smoke[2]
+    for name in ("a", "b"):
+        with plots.style():
+            plots.save(figures.loss(source), tmp_path / name)
+    for suffix in (".png", ".pdf"):
+        assert (tmp_path / f"a{suffix}").read_bytes() == (tmp_path / f"b{suffix}").read_bytes()
+
+
+# --- the page ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def page(smoke) -> str:
+    folder = smoke[0]
+    return write_circle_page(folder / "page.html", folder, folder / "runs", "smoke", None).read_text()
+
+
+def test_page_asks_for_nothing_but_itself(page: str) -> None:
+    assert not re.search(
+        r"(?:src|href)\s*=\s*[\"']?(?!data:|#)[a-z/.]", re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    )
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)
+    assert "@import" not in page
+    assert "fetch(" not in page
+
+
+def test_page_carries_the_scenes(page: str, smoke) -> None:
+    data = json.loads(re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
+    scene = next(scene for scene in data["scenes"] if scene["name"].startswith("author: DLGN"))
+    run = smoke[2].runs["author-pwc"]
+    steps = run.array_steps("scene_output")
+    assert scene["epochs"] == [step / 16 for step in steps]
+    output = np.frombuffer(base64.b64decode(scene["floats"]["output"]), "<f4").reshape(len(steps), -1)
+    assert np.array_equal(output[-1], run.array("scene_output", steps[-1])[0])
+    assert np.array_equal(output[-1], run.array("output", steps[-1])[0]) or np.allclose(
+        output[-1], run.array("output", steps[-1])[0], atol=1e-6
+    )
+
+
+def test_page_names_every_claim(page: str) -> None:
+    for number in range(7, 16):
+        assert f"C{number}" in page
+
+
+def test_unknown_studies_and_settings_are_refused() -> None:
+    assert find_studies("half-space") == list(STUDIES)
+    with pytest.raises(InputError, match="circle"):
+        find_studies("square")
+    with pytest.raises(InputError, match="author, pilot"):
+        Settings(seeds=1, epochs=1, frozen_epochs=1, presets=("nobody",))
