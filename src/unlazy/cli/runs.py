@@ -36,8 +36,8 @@ def print_list(root: Path, study: str | None, state: str | None, as_json: bool) 
                 f"{row['id']:12}  {row['state']:11}  {row['members']:7d}  {row['step']:8d}  {loss:>9}  "
                 f"{row['study'] or '':10}  {row['folder']}"
             )
-    for error in broken:
-        typer.echo(f"damaged: {error}", err=True)
+    for damage in broken:
+        typer.echo(f"damaged: {damage}", err=True)
 
 
 def print_run(folder: Path) -> None:

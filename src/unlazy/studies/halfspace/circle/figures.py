@@ -148,10 +148,12 @@ def half_spaces(source: Source) -> Figure:
         axis.plot(
             np.linspace(0, 2 * np.pi, 100), np.full(100, 1 / 24), "--", color=plots.COLOURS["black"], linewidth=0.7
         )
-        axis.set_title(f"{preset}, beta {beta:g}", loc="center", pad=14)
+        axis.text(0.5, 1.25, f"{preset}, beta {beta:g}", transform=axis.transAxes, ha="center")
         axis.grid(alpha=0.3)
         axis.set(xticks=[0, np.pi / 2, np.pi, 3 * np.pi / 2], xticklabels=["", "easy", "", "hard"], yticklabels=[])
-    plots.legend_below(axes[0, 0])
+    figure.set_layout_engine("none")  # polar axes need more room than the automatic layout gives them
+    figure.subplots_adjust(left=0.02, right=0.98, bottom=0.2, top=0.78)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower center", ncols=2)
     return figure
 
 
