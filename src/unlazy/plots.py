@@ -36,7 +36,6 @@ STYLE: Any = {
     "axes.titlelocation": "left",
     "legend.frameon": False,
     "legend.fontsize": 8.0,
-    "figure.constrained_layout.use": True,
     "savefig.dpi": 150.0,
     "pdf.fonttype": 42,
 }
@@ -51,11 +50,16 @@ def style() -> Iterator[None]:
         yield
 
 
-def grid(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, NDArray[Any]]:
-    """A figure and its axes ``[rows, columns]``; ``size`` is one panel's, in inches."""
+def grid(
+    rows: int, columns: int, size: tuple[float, float], *, by_hand: bool = False, **options: Any
+) -> tuple[Figure, NDArray[Any]]:
+    """A figure and its axes ``[rows, columns]``; ``size`` is one panel's, in inches.
+
+    ``by_hand``: no automatic layout (it leaves polar axes too little room).
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows))
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="none" if by_hand else "constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 

@@ -33,12 +33,13 @@ def reporting() -> Iterator[Report]:
 
 
 def _plain_lines() -> Report:
-    last: dict[str, float] = {}
+    last: dict[str, tuple[float, int]] = {}
 
     def report(what: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if done == total or now - last.get(what, -PLAIN_SECONDS) >= PLAIN_SECONDS:
-            last[what] = now
+        when, before = last.get(what, (-PLAIN_SECONDS, -1))
+        if done != before and (done == total or now - when >= PLAIN_SECONDS):
+            last[what] = now, done
             print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)  # noqa: T201
 
     return report

@@ -131,7 +131,7 @@ def functions(source: Source) -> Figure:
 
 def half_spaces(source: Source) -> Figure:
     columns = [(p, beta) for p in source.settings.presets for beta in source.stack(p, "pwc").betas()]
-    figure, axes = plots.grid(1, len(columns), (2.3, 3.0), subplot_kw={"projection": "polar"})
+    figure, axes = plots.grid(1, len(columns), (2.3, 3.0), by_hand=True, subplot_kw={"projection": "polar"})
     edges = np.linspace(-np.pi, np.pi, 25)
     for axis, (preset, beta) in zip(axes[0], columns, strict=True):
         run = source.runs[f"{preset}-pwc"]
@@ -151,7 +151,6 @@ def half_spaces(source: Source) -> Figure:
         axis.text(0.5, 1.25, f"{preset}, beta {beta:g}", transform=axis.transAxes, ha="center")
         axis.grid(alpha=0.3)
         axis.set(xticks=[0, np.pi / 2, np.pi, 3 * np.pi / 2], xticklabels=["", "easy", "", "hard"], yticklabels=[])
-    figure.set_layout_engine("none")  # polar axes need more room than the automatic layout gives them
     figure.subplots_adjust(left=0.02, right=0.98, bottom=0.2, top=0.78)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower center", ncols=2)
     return figure
