@@ -59,7 +59,7 @@ def grid(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="none" if by_hand else "constrained")
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout=None if by_hand else "constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
