@@ -1,99 +1,421 @@
-"""The empirical tangent kernel: inner products of parameter gradients."""
+"""The empirical tangent kernel of any module: inner products of parameter gradients, exact, planned, fast.
+
+Layers we know pair their inputs and output gradients directly (``layers``, ``pairs``) and never form a Jacobian where that
+would be dearer; everything else goes through one backward pass per sample (``capture.rows_by_sample``). Which is which is
+*checked* on the first samples against that general path, so a weight used outside its layer cannot give a wrong number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from unlazy.kernels.capture import (
+    Inputs,
+    calls_by_module,
+    check_inputs,
+    evaluating,
+    forward,
+    gradients,
+    requiring,
+    rows_by_sample,
+    samples,
+    take,
+)
+from unlazy.kernels.capture import call as call_model
+from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
+from unlazy.kernels.layers import Factors, Positions, Rows, Share, constant, linear, rule_for
+from unlazy.kernels.pairs import Bench, add_full, add_trace
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, Unsupported, require
+
+Outputs = str | int | Sequence[int]
+CHECKED_SAMPLES = 3
+WORK_BYTES = 2**28  # activations and gradients held while features are made
+PRECISIONS = ("float32", "float64", "bfloat16")
 
 
 def tangent_kernel(
     model: nn.Module,
-    x: Tensor,
+    x: Inputs,
+    x2: Inputs | None = None,
     *,
-    outputs: str = "trace",
-    parameters: str = "trainable",
+    outputs: Outputs = "trace",
+    parameters: str | Sequence[str] = "trainable",
+    memory: str | int | None = None,
+    method: str = "auto",
+    precision: str | None = None,
+    out: Any = None,
     surrogate: bool = False,
-    chunk: int = 64,
+    progress: Progress | None = None,
 ) -> Tensor:
-    """Theta(x, x') = <grad f(x), grad f(x')>, summed over outputs (``"trace"``, ``[n, n]``) or for every pair
-    of outputs (``"full"``, ``[n, n, O, O]``). A stack of networks gives a leading member axis.
+    """Theta(x, x') = <grad f(x), grad f(x')>, ``[n, m]`` or ``[n, m, k, k]``.
 
-    ``parameters``: ``"trainable"`` (what training moves), ``"all"`` (frozen ones too), or ``"gate"`` / ``"value"`` of a
-    :class:`GatedNet`. With hard gates the exact kernel is over the value parameters (gates are locally
-    constant); ``surrogate=True`` asks for gradients through the soft backward instead, which is *not* the Jacobian
-    of the function.
+    ``outputs``: ``"trace"`` (summed over outputs), ``"full"`` (every pair of outputs), ``"sum"`` (of the summed output: the
+    one direction softmax cross-entropy ignores; for scalar models and benchmarks), one output's index, or a list of them
+    (every pair of those). ``parameters``: ``"trainable"``, ``"all"``, ``"gate"`` / ``"value"`` of a :class:`GatedNet`, or names
+    and patterns such as ``"features.*.weight"``. ``x``: a tensor, a tuple of arguments or a mapping of keyword arguments.
+
+    f(x) means the module on a batch of one, in evaluation mode. ``memory``: ``"2GB"``, default half of what is free.
+    ``method="loop"`` forces the general path. ``precision="bfloat16"`` rounds inside the Gram products only (relative error
+    about 1e-3), ``"float64"`` computes a copy of the model in float64.
+
+    With hard gates the exact kernel is over the value parameters (gates are locally constant); ``surrogate=True`` asks for
+    gradients through the soft backward instead, which is *not* the Jacobian of the function. A stack of networks gives a
+    leading member axis (``"trace"`` and ``"full"`` only).
     """
-    require(outputs in ("trace", "full"), f"outputs must be 'trace' or 'full', got {outputs!r}.")
-    rows = tangent_features(model, x, parameters=parameters, surrogate=surrogate, chunk=chunk)  # [*S, n, O, p]
-    if outputs == "full":
-        return torch.einsum("...nap,...mbp->...nmab", rows, rows)
-    return torch.einsum("...nap,...map->...nm", rows, rows)
+    if isinstance(model, GatedNet) and model.members is not None:
+        require(x2 is None and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set.")
+        return _stack_kernel(model, x, str(outputs), parameters, surrogate)
+    model, x, x2 = _in_precision(model, x, x2, precision)
+    kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=method, surrogate=surrogate)
+    if x2 is not None:
+        check_inputs(x2)
+    with _gram_precision(precision), kernel.ready():
+        return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
+
+
+def tangent_diagonal(
+    model: nn.Module, x: Inputs, *, outputs: Outputs = "trace", parameters: str | Sequence[str] = "trainable", method: str = "auto"
+) -> Tensor:
+    """The diagonal alone, ``[n]`` (or ``[n, k, k]``): squared gradient norms, at the cost of the features."""
+    kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=method)
+    found = []
+    with kernel.ready():
+        for start in range(0, samples(x), kernel.chunk):
+            rows = torch.cat(_rows(kernel.features(take(x, slice(start, start + kernel.chunk)))), dim=-1)  # [n, k, p]
+            found.append(rows @ rows.mT)
+    blocks = torch.cat(found)
+    return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
+
+
+def layer_kernels(
+    model: nn.Module, x: Inputs, *, outputs: Outputs = "trace", method: str = "auto"
+) -> dict[str, Tensor]:
+    """The kernel's parts by module, which add up to it exactly (trainable parameters)."""
+    names = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        name: tangent_kernel(
+            model, x, outputs=outputs, parameters=_direct(model, name), method=method
+        )
+        for name in sorted(names)
+    }
+
+
+def plan_tangent(
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    outputs: Outputs = "trace",
+    parameters: str | Sequence[str] = "trainable",
+    memory: str | int | None = None,
+    method: str = "auto",
+) -> Plan:
+    """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Nothing big runs."""
+    kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=method)
+    return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
+
+
+class TangentKernel:
+    """The tangent kernel of one module, ready for the Gram engine."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Inputs,
+        *,
+        outputs: Outputs = "trace",
+        parameters: str | Sequence[str] = "trainable",
+        method: str = "auto",
+        surrogate: bool = False,
+    ) -> None:
+        require(method in ("auto", "loop"), f"method must be 'auto' or 'loop', got {method!r}.")
+        check_inputs(x)
+        self.chosen = select_parameters(model, parameters)
+        exact = isinstance(model, GatedNet) and not surrogate and not model.exact_gates()
+        self.model: nn.Module = model.hard() if exact else model  # type: ignore[operator]
+        first = take(x, slice(0, CHECKED_SAMPLES))
+        with evaluating(self.model), torch.no_grad():
+            out = call_model(self.model, first)
+            alone = call_model(self.model, take(x, slice(0, 1)))
+        self.dtype, self.device = out.dtype, out.device
+        self.directions, pairing = _directions(outputs, out)
+        self.tail = (len(self.directions),) * 2 if pairing == "full" else ()
+        self._check_samples_apart(out[:1], alone)
+        self.fast = self._candidates() if method == "auto" else {}
+        self.chunk = 1
+        self.bench = Bench()
+        with self.ready():
+            self._check_rules(first)
+            self.feature_bytes, self.chunk = self._costs(take(x, slice(0, 1)))
+        self.work_bytes = WORK_BYTES
+        self.methods = self._describe()
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Evaluation mode, and weights as constants."""
+        with evaluating(self.model), requiring([], list(self.model.parameters())):
+            yield
+
+    def features(self, x: Inputs) -> list[Share]:
+        """Shares of all chosen parameters, made ``chunk`` samples at a time; fixed order."""
+        parts = [self._shares(take(x, slice(start, start + self.chunk))) for start in range(0, samples(x), self.chunk)]
+        if len(parts) == 1:
+            return parts[0]
+        return [
+            shares[0].with_tensors([torch.cat(group) for group in zip(*(s.tensors() for s in shares), strict=True)])
+            for shares in zip(*parts, strict=True)
+        ]
+
+    def block(self, out: Tensor, a: list[Share], b: list[Share], *, same: bool) -> None:
+        if self.tail:
+            add_full(out, a, b, self.bench, same=same)
+        else:
+            add_trace(out, a, b, self.bench)
+
+    # --- how ---------------------------------------------------------------------------------------------
+
+    def _candidates(self) -> dict[nn.Module, tuple[bool, bool]]:
+        """Modules with a rule whose parameters are all their own: (weight chosen, bias chosen)."""
+        owners: dict[int, int] = {}
+        for module in self.model.modules():
+            for parameter in module.parameters(recurse=False):
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+        wanted = {id(parameter) for parameter in self.chosen.values()}
+        found = {}
+        for module in self.model.modules():
+            own = dict(module.named_parameters(recurse=False))
+            plain = set(own) <= {"weight", "bias"} and all(owners[id(p)] == 1 for p in own.values())
+            picked = tuple(id(own[name]) in wanted if name in own else False for name in ("weight", "bias"))
+            if plain and any(picked) and rule_for(module) is not None:
+                found[module] = picked
+        return found
+
+    def _check_samples_apart(self, together: Tensor, alone: Tensor) -> None:
+        scale = float(alone.abs().max()) + 1e-30
+        if float((together - alone).abs().max()) > 1e3 * torch.finfo(alone.dtype).eps * max(scale, 1.0):
+            raise Unsupported(
+                type(self.model).__name__,
+                "the output for a sample depends on the other samples of the batch",
+                "The tangent kernel is defined on batches of one; take the mixing layer out, or wrap the model.",
+            )
+
+    def _check_rules(self, first: Inputs) -> None:
+        """Compare every rule with the general path on the first samples; what disagrees goes the general way."""
+        random = torch.Generator().manual_seed(0)
+        keep = self.directions
+        self.directions = torch.randn(1, keep.shape[1], generator=random, dtype=torch.float64).to(keep)
+        self.chunk = samples(first)
+        try:
+            by_module = self._by_module(first)
+            for module, picked in list(self.fast.items()):
+                parameters = _own_parameters(module, picked)
+                exact = _gram_of([rows_by_sample(self.model, first, parameters, self.directions)])
+                rule = _gram_of(_rows(by_module[module])) if module in by_module else torch.zeros_like(exact)
+                if not torch.allclose(rule, exact, rtol=0, atol=1e4 * torch.finfo(self.dtype).eps * float(exact.abs().max())):
+                    del self.fast[module]
+        finally:
+            self.directions = keep
+
+    def _costs(self, one: Inputs) -> tuple[int, int]:
+        """Bytes of features per sample, and how many samples' activations and gradients fit the working memory."""
+        shares = self._shares(one)
+        held = sum(tensor.numel() * tensor.element_size() for share in shares for tensor in share.tensors())
+        _, taps = forward(self.model, one, set(self.fast))
+        touched = sum(tap.output.numel() * tap.output.element_size() for tap in taps)
+        work = 3 * (len(self.directions) + 2) * touched + held
+        return held, max(1, min(1024, WORK_BYTES // max(1, work)))
+
+    def _describe(self) -> tuple[str, ...]:
+        names = {module: name for name, module in self.model.named_modules()}
+        lines = [f"{names[module] or 'model'} ({type(module).__name__}): fast" for module in self.fast]
+        rest = [name for name, parameter in self.chosen.items() if id(parameter) in {id(p) for p in self._rest()}]
+        return tuple(lines + [f"{name}: one backward pass per sample" for name in rest] + ["mode: eval"])
+
+    # --- what --------------------------------------------------------------------------------------------
+
+    def _rest(self) -> list[nn.Parameter]:
+        served = {id(p) for module, picked in self.fast.items() for p in _own_parameters(module, picked)}
+        return [parameter for parameter in self.chosen.values() if id(parameter) not in served]
+
+    def _by_module(self, x: Inputs) -> dict[nn.Module, list[Share]]:
+        out, taps = forward(self.model, x, set(self.fast))
+        batched = all(rule_for(module) in (linear, constant) for module in self.fast)
+        grouped = calls_by_module(taps, gradients(out, taps, self.directions, batched=batched))
+        with torch.no_grad():
+            shares = {}
+            for module, calls in grouped.items():
+                rule = rule_for(module)
+                assert rule is not None
+                shares[module] = rule(calls, *self.fast[module])
+            return shares
+
+    def _shares(self, x: Inputs) -> list[Share]:
+        by_module = self._by_module(x) if self.fast else {}
+        shares = [share for module in self.fast for share in by_module.get(module, [])]
+        rest = self._rest()
+        if rest or not shares:
+            rows = rows_by_sample(self.model, x, rest, self.directions) if rest else None
+            zero = torch.zeros(samples(x), len(self.directions), 1, dtype=self.dtype, device=self.device)
+            shares.append(Rows(zero if rows is None else rows))
+        return shares
 
 
 def tangent_features(
-    model: nn.Module, x: Tensor, *, parameters: str = "trainable", surrogate: bool = False, chunk: int = 64
-) -> Float[Tensor, "*members n o p"]:
-    """grad f_o(x_i) over the chosen parameters, by batched backward passes of ``chunk`` rows at a time.
-
-    For models whose samples do not interact (in evaluation mode). The slow twin that trusts nothing is
-    :func:`unlazy.kernels.reference.tangent_features`.
-    """
-    chosen, exact = _choose(model, parameters, surrogate)
-    members = model.members if isinstance(model, GatedNet) else None
-    flags = [(parameter, parameter.requires_grad) for parameter in chosen]
-    was_training = model.training
-    try:
-        model.eval()
-        for parameter in chosen:
-            parameter.requires_grad_(True)
-        out = exact(x)
-        if not isinstance(out, Tensor):
-            raise InputError(f"the model must return one tensor, got {type(out).__name__}.")
-        out = out.unsqueeze(-1) if out.ndim == (1 if members is None else 2) else out  # [*S, n, O]
-        n, size = out.shape[-2:]
-        flat = out if members is None else out.sum(0)  # members share no parameter: one backward serves all
-        picks = torch.eye(n * size, dtype=out.dtype, device=out.device).reshape(-1, n, size)
-        rows = []
-        for part in picks.split(chunk):
-            gradients = torch.autograd.grad(
-                flat, chosen, part, retain_graph=True, is_grads_batched=True, allow_unused=True
-            )
-            rows.append(_flatten(gradients, chosen, len(part), members))
-        jacobian = torch.cat(rows, dim=-2)  # [*S, n * O, p]
-        return jacobian.unflatten(-2, (n, size))
-    finally:
-        model.train(was_training)
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
+    model: nn.Module, x: Inputs, *, parameters: str | Sequence[str] = "trainable", method: str = "auto"
+) -> Float[Tensor, "n o p"]:
+    """grad f_o(x_i) over the chosen parameters as rows ``[n, outputs, p]`` (grouped by layer, not in parameter order)."""
+    kernel = TangentKernel(model, x, outputs="full", parameters=parameters, method=method)
+    with kernel.ready():
+        return torch.cat(_rows(kernel.features(x)), dim=-1)
 
 
-def _choose(model: nn.Module, parameters: str, surrogate: bool) -> tuple[list[nn.Parameter], nn.Module]:
-    """The parameters to differentiate by, and the module whose autograd is exact for them."""
-    if parameters in ("trainable", "all"):
-        chosen = [p for p in model.parameters() if p.requires_grad or parameters == "all"]
-    else:
-        require(isinstance(model, GatedNet), f"parameters={parameters!r} needs a GatedNet; others: 'trainable', 'all'.")
+def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
+    """Names and parameters of a selection; raises where it is empty."""
+    named = dict(model.named_parameters())
+    if parameters == "all":
+        chosen = named
+    elif parameters == "trainable":
+        chosen = {name: p for name, p in named.items() if p.requires_grad}
+    elif parameters in ("gate", "value"):
+        require(isinstance(model, GatedNet), f"parameters={parameters!r} needs a GatedNet; give names or patterns.")
         assert isinstance(model, GatedNet)
-        chosen = [p for _, p in model.branch(parameters)]
+        chosen = dict(model.branch(str(parameters)))
+    else:
+        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+        chosen = {name: p for name, p in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if not chosen:
-        raise Unsupported(type(model).__name__, f"it has no {parameters} parameters", "Choose another selection.")
-    if isinstance(model, GatedNet) and not surrogate and not model.exact_gates():
-        return chosen, model.hard()
-    return chosen, model
+        known = ", ".join(list(named)[:5]) + (", ..." if len(named) > 5 else "")
+        raise Unsupported(
+            type(model).__name__, f"it has no {parameters} parameters", f"There are: {known or 'none'}; or parameters='all'."
+        )
+    return chosen
 
 
-def _flatten(gradients: Sequence[Tensor | None], chosen: list[nn.Parameter], rows: int, members: int | None) -> Tensor:
-    """Gradients ``[rows, *S, ...]`` per parameter as one ``[*S, rows, p]``; unused parameters give zeros."""
-    lead = 0 if members is None else 1
-    parts = []
-    for gradient, parameter in zip(gradients, chosen, strict=True):
-        full = parameter.new_zeros(rows, *parameter.shape) if gradient is None else gradient
-        full = full if members is None else full.transpose(0, 1)
-        parts.append(full.detach().flatten(lead + 1) if full.ndim > lead + 1 else full.detach().unsqueeze(-1))
-    return torch.cat(parts, dim=-1)
+def _directions(outputs: Outputs, out: Tensor) -> tuple[Tensor, str]:
+    """Which combinations of outputs are differentiated ``[k, outputs]``, and how they are paired."""
+    size = out.shape[1]
+    identity = torch.eye(size, dtype=out.dtype, device=out.device)
+    if outputs in ("trace", "full"):
+        return identity, str(outputs)
+    if outputs == "sum":
+        return torch.ones(1, size, dtype=out.dtype, device=out.device), "trace"
+    if isinstance(outputs, str):
+        raise InputError(f"outputs must be 'trace', 'full', 'sum', an index or a list of them, got {outputs!r}.")
+    indices = [outputs] if isinstance(outputs, int) else list(outputs)
+    require(
+        bool(indices) and all(-size <= index < size for index in indices),
+        f"outputs {indices} are not all among the model's {size}.",
+    )
+    return identity[indices], "trace" if isinstance(outputs, int) else "full"
+
+
+def _own_parameters(module: nn.Module, picked: tuple[bool, bool]) -> list[nn.Parameter]:
+    own = dict(module.named_parameters(recurse=False))
+    return [own[name] for name, taken in zip(("weight", "bias"), picked, strict=True) if taken]
+
+
+def _direct(model: nn.Module, name: str) -> list[str]:
+    """Exact names of the trainable parameters a module holds itself."""
+    module = model.get_submodule(name)
+    prefix = f"{name}." if name else ""
+    return [f"{prefix}{own}" for own, p in module.named_parameters(recurse=False) if p.requires_grad]
+
+
+def _rows(shares: Sequence[Share]) -> list[Tensor]:
+    """Every share as explicit gradients ``[n, k, p]``."""
+    rows = []
+    for share in shares:
+        if isinstance(share, Rows):
+            rows.append(share.j)
+        elif isinstance(share, Factors):
+            if share.weight:
+                rows.append(torch.einsum("nkm,nd->nkmd", share.g, share.a).flatten(2))
+            if share.bias:
+                rows.append(share.g)
+        else:
+            rows += _position_rows(share)
+    return rows
+
+
+def _position_rows(share: Positions) -> list[Tensor]:
+    if share.a.is_floating_point():
+        rows = [torch.einsum("nktm,ntd->nkmd", share.g, share.a).flatten(2)] if share.weight else []
+        return rows + ([share.g.sum(2)] if share.bias else [])
+    n, k, t, d = share.g.shape
+    tokens, places = share.a.unique(return_inverse=True)
+    table = share.g.new_zeros(n, k, len(tokens), d)
+    table.scatter_add_(2, places[:, None, :, None].expand(n, k, t, d), share.g)
+    return [table.flatten(2)]
+
+
+def _gram_of(rows: Sequence[Tensor]) -> Tensor:
+    """Inner products of explicit gradients of one direction ``[n, 1, p]``, whatever the order of their entries."""
+    flat = torch.cat([part.flatten(1) for part in rows], dim=1).double()
+    return flat @ flat.T
+
+
+# --- precision -----------------------------------------------------------------------------------------------
+
+
+def _in_precision(
+    model: nn.Module, x: Inputs, x2: Inputs | None, precision: str | None
+) -> tuple[nn.Module, Inputs, Inputs | None]:
+    require(precision is None or precision in PRECISIONS, f"precision must be one of {', '.join(PRECISIONS)}.")
+    if precision != "float64":
+        return model, x, x2
+
+    def widen(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return copy.deepcopy(model).double(), pytree.tree_map(widen, x), None if x2 is None else pytree.tree_map(widen, x2)
+
+
+@contextmanager
+def _gram_precision(precision: str | None) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    if precision == "bfloat16":
+        torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# --- stacks --------------------------------------------------------------------------------------------------
+
+
+def _stack_kernel(
+    model: GatedNet, x: Tensor, outputs: str, parameters: str | Sequence[str], surrogate: bool, rows_at_once: int = 64
+) -> Tensor:
+    """All members at once, by batched backward passes: members share no parameter, so one serves all. ``[S, n, n]``."""
+    chosen = list(select_parameters(model, parameters).values())
+    exact = model if surrogate or model.exact_gates() else model.hard()
+    others = [p for p in model.parameters() if not any(p is q for q in chosen)]
+    with evaluating(model), requiring(chosen, others):
+        out = exact(x)  # [S, n, outputs]
+        members, n, size = out.shape
+        picks = torch.eye(n * size, dtype=out.dtype, device=out.device).reshape(-1, n, size)
+        parts = []
+        for part in picks.split(rows_at_once):
+            found = torch.autograd.grad(
+                out.sum(0), chosen, part, retain_graph=True, is_grads_batched=True, allow_unused=True
+            )
+            pieces = [
+                (p.new_zeros(len(part), *p.shape) if g is None else g).transpose(0, 1).reshape(members, len(part), -1)
+                for p, g in zip(chosen, found, strict=True)
+            ]
+            parts.append(torch.cat(pieces, dim=-1))
+        rows = torch.cat(parts, dim=1).unflatten(1, (n, size))  # [S, n, outputs, p]
+    if outputs == "full":
+        return torch.einsum("znap,zmbp->znmab", rows, rows)
+    return torch.einsum("znap,zmap->znm", rows, rows)

@@ -36,7 +36,8 @@ class ConstantAffine(Affine):
 
     def forward(self, states: States) -> Float[Tensor, "*batch out"]:
         constant = self.weight.sum(-1) if self.bias is None else self.weight.sum(-1) + self.bias
-        return constant.unsqueeze(-2)  # [*S, 1, out]: the same for every sample
+        constant = constant.unsqueeze(-2)  # [*S, 1, out]: the same for every sample
+        return constant.expand(*constant.shape[:-2], states[-1].shape[-2], -1)
 
 
 class QuadraticTerm(nn.Module):

@@ -1,0 +1,181 @@
+"""Running a module and catching, at every layer, what went in and the gradient at what came out.
+
+Nothing of the module changes: hooks are removed, ``training`` and ``requires_grad`` flags restored, no gradient is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from unlazy.kernels.layers import Call
+from unlazy.models.dense import Affine
+from unlazy.runtime import InputError, require
+
+Inputs = Any  # a tensor, a tuple of arguments, or a mapping of keyword arguments; samples along the first axis
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; each submodule gets its own flag back."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextmanager
+def requiring(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> Iterator[None]:
+    """Gradients by these parameters and by none of the others inside the block."""
+    flags = [(parameter, parameter.requires_grad) for parameter in [*parameters, *others]]
+    try:
+        for parameter in others:
+            parameter.requires_grad_(False)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+
+
+def call(model: nn.Module, x: Inputs) -> Tensor:
+    """The module on a batch, its output as ``[n, outputs]``."""
+    out = model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple | list) else model(x)
+    if not isinstance(out, Tensor):
+        raise InputError(
+            f"the model must return one tensor, got {type(out).__name__}; wrap it in a module that picks the tensor."
+        )
+    n = samples(x)
+    require(
+        out.ndim >= 1 and out.shape[0] == n, f"the model must return one row per sample: {n} samples, output {tuple(out.shape)}."
+    )
+    return out.reshape(n, -1)
+
+
+def samples(x: Inputs) -> int:
+    """How many samples: the length of the first axis, the same for all tensors."""
+    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)}
+    require(len(sizes) == 1, f"inputs must be tensors of equal first axis, got lengths {sorted(sizes) or 'none'}.")
+    return int(sizes.pop())
+
+
+def take(x: Inputs, part: slice) -> Inputs:
+    """Some of the samples."""
+    return pytree.tree_map(lambda leaf: leaf[part] if isinstance(leaf, Tensor) else leaf, x)
+
+
+def check_inputs(x: Inputs) -> None:
+    """Refuse empty batches and numbers that are none."""
+    require(samples(x) > 0, "there are no samples.")
+    for leaf in pytree.tree_leaves(x):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            bad = int((~torch.isfinite(leaf)).sum())
+            require(bad == 0, f"{bad} of the inputs are NaN or infinite; clean them first.")
+
+
+@dataclass
+class Tap:
+    """One call of a watched module, before gradients are known."""
+
+    module: nn.Module
+    input: Tensor
+    output: Tensor
+    version: int
+
+
+def forward(model: nn.Module, x: Inputs, watched: set[nn.Module]) -> tuple[Tensor, list[Tap]]:
+    """Output ``[n, outputs]`` and a tap per call of a watched module, connected by autograd.
+
+    The graph begins at the first taps and needs no parameter: weights are constants here. A model that changes a
+    layer's output in place would spoil the tap, so such models run once more with copies.
+    """
+    try:
+        out, taps = _tapped(model, x, watched, copies=False)
+    except RuntimeError as error:
+        if "in-place" not in str(error):
+            raise
+        return _tapped(model, x, watched, copies=True)
+    if any(tap.output._version != tap.version for tap in taps):
+        return _tapped(model, x, watched, copies=True)
+    return out, taps
+
+
+def _tapped(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: bool) -> tuple[Tensor, list[Tap]]:
+    taps: list[Tap] = []
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        entered = arguments[0][-1] if isinstance(module, Affine) else arguments[0]
+        if not output.requires_grad:
+            output.requires_grad_(True)
+        taps.append(Tap(module, entered.detach(), output, output._version))
+        return output.clone() if copies else None
+
+    handles = [module.register_forward_hook(hook) for module in watched]
+    try:
+        with torch.enable_grad():
+            return call(model, x), taps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> list[Tensor | None]:
+    """For every tap the gradients of ``out . directions[k]`` at its output, ``[k, n, ...]``; ``None`` where unused.
+
+    Samples do not meet inside the model, so one backward pass per direction serves all of them.
+    """
+    if not taps or not out.requires_grad:
+        return [None] * len(taps)
+    outputs = [tap.output for tap in taps]
+    seeds = directions[:, None, :].expand(-1, out.shape[0], -1)  # [k, n, outputs]
+    if batched and len(directions) > 1:
+        found = torch.autograd.grad(out, outputs, seeds, is_grads_batched=True, allow_unused=True)
+        return list(found)
+    rows = [
+        torch.autograd.grad(out, outputs, seed, retain_graph=k + 1 < len(seeds), allow_unused=True)
+        for k, seed in enumerate(seeds)
+    ]
+    return [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def calls_by_module(taps: list[Tap], found: list[Tensor | None]) -> dict[nn.Module, list[Call]]:
+    """The calls of each watched module that reach the output."""
+    grouped: dict[nn.Module, list[Call]] = {}
+    for tap, gradient in zip(taps, found, strict=True):
+        if gradient is not None:
+            grouped.setdefault(tap.module, []).append(Call(tap.module, tap.input, gradient))
+    return grouped
+
+
+def rows_by_sample(
+    model: nn.Module, x: Inputs, parameters: list[nn.Parameter], directions: Tensor
+) -> Tensor:
+    """The general path: one forward pass per sample, one backward pass per direction. ``[n, k, p]``, always exact."""
+    rows = []
+    with requiring(parameters, [p for p in model.parameters() if not any(p is q for q in parameters)]):
+        for i in range(samples(x)):
+            with torch.enable_grad():
+                out = call(model, take(x, slice(i, i + 1)))[0]
+            for k, direction in enumerate(directions):
+                if out.requires_grad:
+                    found = torch.autograd.grad(
+                        out, parameters, direction, retain_graph=k + 1 < len(directions), allow_unused=True
+                    )
+                else:
+                    found = (None,) * len(parameters)
+                pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+                rows.append(torch.cat([piece.reshape(-1) for piece in pieces]))
+    return torch.stack(rows).unflatten(0, (-1, len(directions)))
+
+
+Progress = Callable[[int, int], None]

@@ -1,0 +1,184 @@
+"""Gram matrices tile by tile: plan first, then run. Knows no kernel by name.
+
+A kernel offers ``features(x)`` (a set of per-sample tensors), ``block(out, a, b, same)`` (adds the block of two sets of
+features to a tile) and its costs; the plan picks tiles that fit the memory given.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from unlazy.kernels.capture import Inputs, samples, take
+from unlazy.runtime import InputError, require
+
+FREE_SHARE = 0.5  # of the free memory, by default
+LARGEST_TILE = 512  # beyond this a tile leaves the cache and gains nothing
+Progress = Callable[[int, int], None]
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """What the engine asks of a kernel."""
+
+    tail: tuple[int, ...]  # () for a number per pair, (k, k) for a matrix per pair
+    dtype: torch.dtype
+    device: torch.device
+    feature_bytes: int  # held per sample
+    work_bytes: int  # needed to make the features, whatever the number of samples
+    methods: tuple[str, ...]  # one line each, for the plan
+
+    def features(self, x: Inputs) -> Any: ...
+
+    def block(self, out: Tensor, a: Any, b: Any, *, same: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a Gram matrix will be computed. ``keep``: features of all samples are held; else columns are made again."""
+
+    rows: int
+    columns: int
+    symmetric: bool
+    tile: int
+    tiles: int
+    keep: bool
+    result_bytes: int
+    peak_bytes: int
+    budget_bytes: int
+    methods: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shape = "symmetric" if self.symmetric else "cross"
+        lines = [
+            f"{self.rows} x {self.columns} {shape}, {self.tiles} tiles of {self.tile}, "
+            f"features {'kept' if self.keep else 'recomputed per tile row'}",
+            f"memory: result {_size(self.result_bytes)}, peak {_size(self.peak_bytes)} of {_size(self.budget_bytes)} allowed",
+        ]
+        return "\n".join([*lines, *(f"  {line}" for line in self.methods)])
+
+
+def plan_gram(kernel: Kernel, rows: int, columns: int | None, memory: str | int | None = None) -> Plan:
+    """Choose tiles. ``columns=None``: symmetric. Raises where not even one sample at a time fits."""
+    budget = parse_memory(memory)
+    symmetric, width = columns is None, rows if columns is None else columns
+    item = torch.finfo(kernel.dtype).bits // 8
+    per_pair = item * math.prod(kernel.tail)
+    result = rows * width * per_pair
+    free = budget - result - kernel.work_bytes
+    total = rows if symmetric else rows + width
+    keep = total * kernel.feature_bytes <= free / 2
+    tile = LARGEST_TILE if rows > LARGEST_TILE or symmetric is False else max(1, -(-rows // 2))
+
+    def needed(size: int) -> int:
+        held = total * kernel.feature_bytes if keep else 2 * size * kernel.feature_bytes
+        return held + size * size * (per_pair + 3 * item)
+
+    while tile > 1 and needed(tile) > free:
+        tile //= 2
+    if needed(tile) > free:
+        least = result + kernel.work_bytes + needed(1)
+        raise InputError(
+            f"{_size(budget)} is too small: the result alone takes {_size(result)}, and one tile brings it to "
+            f"{_size(least)}. Give more memory, fewer samples, or outputs='trace'."
+        )
+    across, down = -(-rows // tile), -(-width // tile)
+    tiles = across * (across + 1) // 2 if symmetric else across * down
+    peak = result + kernel.work_bytes + needed(tile)
+    return Plan(rows, width, symmetric, tile, tiles, keep, result, peak, budget, kernel.methods)
+
+
+def gram(
+    kernel: Kernel,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    memory: str | int | None = None,
+    out: Any = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """The Gram matrix ``[n, m, *tail]``, by the plan. ``out``: anything that takes slices, filled tile by tile."""
+    plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
+    result = out
+    if result is None:
+        result = torch.empty(*kernel.tail, plan.rows, plan.columns, dtype=kernel.dtype, device=kernel.device)
+    else:
+        expected = (*kernel.tail, plan.rows, plan.columns)
+        require(tuple(out.shape) == expected, f"out must have shape {expected}, got {tuple(out.shape)}.")
+    row_parts, column_parts = _parts(plan.rows, plan.tile), _parts(plan.columns, plan.tile)
+    other = x if x2 is None else x2
+    kept: dict[tuple[bool, int], Any] = {}
+
+    def features(of_rows: bool, part: slice) -> Any:
+        key = (of_rows or plan.symmetric, part.start)
+        if key not in kept:
+            made = kernel.features(take(x if of_rows else other, part))
+            if not plan.keep:
+                return made
+            kept[key] = made
+        return kept[key]
+
+    done = 0
+    for row, rows in enumerate(row_parts):
+        left = features(True, rows)
+        for column, columns in enumerate(column_parts):
+            if plan.symmetric and column < row:
+                continue
+            same = plan.symmetric and column == row
+            right = left if same else features(False, columns)
+            shape = (*kernel.tail, rows.stop - rows.start, columns.stop - columns.start)
+            block = torch.zeros(shape, dtype=kernel.dtype, device=kernel.device)
+            kernel.block(block, left, right, same=same)
+            result[..., rows, columns] = block
+            if plan.symmetric and not same:
+                result[..., columns, rows] = block.mT if not kernel.tail else block.transpose(0, 1).mT
+            done += 1
+            if progress is not None:
+                progress(done, plan.tiles)
+    return result.permute(2, 3, 0, 1) if kernel.tail and isinstance(result, Tensor) else result
+
+
+def _parts(n: int, tile: int) -> list[slice]:
+    return [slice(start, min(start + tile, n)) for start in range(0, n, tile)]
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+
+def parse_memory(memory: str | int | None) -> int:
+    """Bytes from ``"2GB"``, ``"512 MiB"``, a number, or half of what is free."""
+    if memory is None:
+        return int(FREE_SHARE * free_memory())
+    if isinstance(memory, int):
+        require(memory > 0, f"memory must be positive, got {memory}.")
+        return memory
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", memory, re.I)
+    if match is None:
+        raise InputError(f"memory is a number of bytes or a text such as '2GB' or '512MiB', got {memory!r}.")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))
+
+
+def free_memory() -> int:
+    """Bytes the machine could still give."""
+    information = Path("/proc/meminfo")
+    if information.exists():
+        found = re.search(r"MemAvailable:\s+(\d+) kB", information.read_text())
+        if found:
+            return 1024 * int(found[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _size(count: int) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count = count / 1000  # type: ignore[assignment]
+    return f"{count:.3g} TB"

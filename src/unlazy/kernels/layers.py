@@ -1,0 +1,267 @@
+"""Per-layer rules: a layer's share of the tangent kernel from its input and the gradient at its output.
+
+Every rule gives one of three *shares*, each a set of per-sample tensors and a way to pair two sets of samples:
+
+* ``Factors``: the gradient of sample i is the outer product g_i a_i^T (dense layers): pairs are
+  (a_i . a_j + bias) (g_i . g_j), and the gradient itself is never formed.
+* ``Positions``: it is a sum over positions t of g_it a_it^T (convolutions, sequences, reused layers):
+  sum over t, s of (a_it . a_js) (g_it . g_js).
+* ``Rows``: the gradient itself, flattened.
+
+``Positions`` becomes ``Rows`` where that costs fewer operations. Axes: n samples, k output directions, t positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unlazy.models.dense import Affine, ConstantAffine
+
+
+@dataclass
+class Call:
+    """One call of a module: what went in (detached) and the gradients at what came out, ``[k, n, ...]``."""
+
+    module: nn.Module
+    input: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Gradient g_i a_i^T: ``a [n, d]``, ``g [n, k, m]``."""
+
+    a: Float[Tensor, "n d"]
+    g: Float[Tensor, "n k m"]
+    weight: bool
+    bias: bool
+
+    def tensors(self) -> list[Tensor]:
+        return [self.a, self.g]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Factors:
+        return Factors(tensors[0], tensors[1], self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The gradient itself: ``j [n, k, p]``."""
+
+    j: Float[Tensor, "n k p"]
+
+    def tensors(self) -> list[Tensor]:
+        return [self.j]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Rows:
+        return Rows(tensors[0])
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Gradient sum_t g_it a_it^T: ``a [n, t, d]`` (or token numbers ``[n, t]``), ``g [n, k, t, m]``."""
+
+    a: Tensor
+    g: Float[Tensor, "n k t m"]
+    weight: bool
+    bias: bool
+
+    def tensors(self) -> list[Tensor]:
+        return [self.a, self.g]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Positions:
+        return Positions(tensors[0], tensors[1], self.weight, self.bias)
+
+
+Share = Factors | Rows | Positions
+Rule = Callable[[list[Call], bool, bool], list[Share]]
+
+
+# --- the rules -------------------------------------------------------------------------------------
+
+
+def linear(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
+    """y = x W^T + b on the last axis; other axes, and further calls of the same layer, are positions."""
+    a = torch.cat([call.input.flatten(1, -2) if call.input.ndim > 2 else call.input[:, None] for call in calls], dim=1)
+    g = torch.cat([_k_second(call.gradient, 1) for call in calls], dim=2)
+    return _outer(a, g, weight, bias)
+
+
+def constant(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
+    """y = W 1 + b: a dense layer whose input is all ones."""
+    (call,) = calls
+    inputs = call.module.weight.shape[-1]
+    ones = call.gradient.new_ones(call.gradient.shape[1], 1, inputs)
+    return _outer(ones, _k_second(call.gradient, 1), weight, bias)
+
+
+def convolution(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
+    """A convolution is a dense layer at every position of its patches, group by group."""
+    module = calls[0].module
+    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    groups = module.groups
+    a = torch.cat([_conv_patches(module, call.input) for call in calls], dim=1)  # [n, t, c_in * taps]
+    g = torch.cat([_k_second(call.gradient.movedim(2, -1), 1) for call in calls], dim=2)  # [n, k, t, c_out]
+    return _grouped(a, g, groups, weight, bias)
+
+
+def transposed_convolution(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
+    """The mirror image: patches of the output's gradient meet the input at every input position."""
+    module = calls[0].module
+    assert isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    shares: list[Share] = []
+    if weight:
+        inputs, patches = [], []
+        for call in calls:
+            k, n = call.gradient.shape[:2]
+            out = call.gradient.flatten(0, 1)
+            room = [p for padding in reversed(_tuple(module.padding, module)) for p in (padding, padding)]
+            found = _patches(F.pad(out, room), module.kernel_size, module.stride, module.dilation)
+            size = math.prod(call.input.shape[2:])
+            patches.append(found.unflatten(0, (k, n)).movedim(0, 1)[:, :, :size])  # [n, k, t, c_out * taps]
+            inputs.append(call.input.flatten(2).mT)  # [n, t, c_in]
+        shares += _grouped(torch.cat(inputs, dim=1), torch.cat(patches, dim=2), module.groups, True, False)
+    if bias:
+        shares.append(Rows(sum_of([call.gradient.flatten(3).sum(-1).movedim(0, 1) for call in calls])))
+    return shares
+
+
+def embedding(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
+    """Rows of a table: positions meet where their tokens are equal."""
+    module = calls[0].module
+    assert isinstance(module, nn.Embedding)
+    tokens = torch.cat([call.input.reshape(call.input.shape[0], -1) for call in calls], dim=1)  # [n, t]
+    g = torch.cat([_k_second(call.gradient, 1) for call in calls], dim=2)
+    if module.padding_idx is not None:
+        g = g * (tokens != module.padding_idx)[:, None, :, None]
+    n, k, t, d = g.shape
+    if t > module.num_embeddings:  # cheaper as a table
+        table = g.new_zeros(n, k, module.num_embeddings, d)
+        table.scatter_add_(2, tokens[:, None, :, None].expand(n, k, t, d), g)
+        return [Rows(table.flatten(2))]
+    return [Positions(tokens, g, weight=True, bias=False)]
+
+
+def scale_and_shift(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
+    """Norm layers: y = w * normalised(x) + b, entry by entry."""
+    gradient_of_weight, gradient_of_bias = [], []
+    for call in calls:
+        normalised, axes = _normalised(call.module, call.input)
+        shaped = call.gradient.movedim(0, 1)  # [n, k, ...]
+        gradient_of_weight.append(_sum_to(shaped * normalised[:, None], axes))
+        gradient_of_bias.append(_sum_to(shaped, axes))
+    parts = ([sum_of(gradient_of_weight)] if weight else []) + ([sum_of(gradient_of_bias)] if bias else [])
+    return [Rows(torch.cat(parts, dim=-1))]
+
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def rule_for(module: nn.Module) -> Rule | None:
+    """The fast rule of a module, or ``None``: then the general path serves. Exact types only: a subclass may differ."""
+    kind = type(module)
+    if kind in (nn.Linear, Affine):
+        return linear
+    if kind is ConstantAffine:
+        return constant
+    if kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        return convolution
+    if kind in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+        return transposed_convolution
+    if kind is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq and not module.sparse:
+        return embedding
+    if kind in NORMS and not (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None):
+        return scale_and_shift
+    return None
+
+
+# --- their parts ---------------------------------------------------------------------------------------
+
+
+def _outer(a: Float[Tensor, "n t d"], g: Float[Tensor, "n k t m"], weight: bool, bias: bool) -> list[Share]:
+    """One position: factors. Several: positions, or rows where pairing rows is cheaper."""
+    n, k, t, m = g.shape
+    d = a.shape[-1]
+    if t == 1:
+        return [Factors(a[:, 0], g[:, :, 0], weight, bias)]
+    if not weight:
+        return [Rows(g.sum(2))]
+    if t * t * (d + k * m) < k * m * d:  # operations to pair two samples, either way
+        return [Positions(a, g, weight, bias)]
+    rows = torch.bmm(g.transpose(2, 3).reshape(n, k * m, t), a)  # [n, k * m, d]
+    return [Rows(rows.reshape(n, k, m * d))] + ([Rows(g.sum(2))] if bias else [])
+
+
+def _grouped(a: Tensor, g: Tensor, groups: int, weight: bool, bias: bool) -> list[Share]:
+    """``a [n, t, groups * d]``, ``g [n, k, t, groups * m]``: each group is a layer of its own."""
+    shares: list[Share] = []
+    for part_a, part_g in zip(a.chunk(groups, dim=-1), g.chunk(groups, dim=-1), strict=True):
+        shares += _outer(part_a, part_g, weight, bias)
+    return shares
+
+
+def _k_second(gradient: Tensor, leading: int) -> Tensor:
+    """``[k, n, ..., m]`` as ``[n, k, t, m]``."""
+    moved = gradient.movedim(0, 1)
+    return moved.flatten(2, -2) if moved.ndim > 3 else moved[:, :, None]
+
+
+def _tuple(value: int | tuple[int, ...] | str, module: nn.Module) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,) * len(module.kernel_size)  # type: ignore[return-value]
+
+
+def _conv_patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Float[Tensor, "n t d"]:
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    room = module._reversed_padding_repeated_twice
+    padded = F.pad(x, list(room), mode=mode) if any(room) else x
+    return _patches(padded, module.kernel_size, module.stride, module.dilation)
+
+
+def _patches(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Float[Tensor, "n t d"]:
+    """All windows of ``x [n, c, ...]`` as ``[n, positions, c * taps]``, channel-major like a convolution's weight."""
+    sizes = [
+        (x.shape[2 + axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis] + 1 for axis in range(len(kernel))
+    ]
+    strides = x.stride()
+    shape = [x.shape[0], *sizes, x.shape[1], *kernel]
+    steps = [strides[0], *(s * w for s, w in zip(strides[2:], stride, strict=True)), strides[1]]
+    steps += [s * w for s, w in zip(strides[2:], dilation, strict=True)]
+    windows = x.as_strided(shape, steps, x.storage_offset())
+    return windows.reshape(x.shape[0], math.prod(sizes), x.shape[1] * math.prod(kernel))
+
+
+def _normalised(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The input after normalisation, before scale and shift, and which of its axes the scale has."""
+    if isinstance(module, nn.LayerNorm):
+        axes = tuple(range(x.ndim - len(module.normalized_shape), x.ndim))
+        return F.layer_norm(x, module.normalized_shape, eps=module.eps), axes
+    if isinstance(module, nn.RMSNorm):
+        axes = tuple(range(x.ndim - len(module.normalized_shape), x.ndim))
+        return F.rms_norm(x, module.normalized_shape, eps=module.eps), axes
+    if isinstance(module, nn.GroupNorm):
+        return F.group_norm(x, module.num_groups, eps=module.eps), (1,)
+    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+    return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps), (1,)
+
+
+def _sum_to(values: Tensor, axes: tuple[int, ...]) -> Float[Tensor, "n k p"]:
+    """``[n, k, ...]`` summed over all axes of a sample but ``axes`` (numbered without k)."""
+    keep = {axis + 1 for axis in axes}
+    gone = [axis for axis in range(2, values.ndim) if axis not in keep]
+    return (values.sum(gone) if gone else values).flatten(2)
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Elementwise sum of a few tensors."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total

@@ -1,0 +1,222 @@
+"""The tangent kernel of every layer kind and way of use against one backward pass per sample, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import zoo
+from unlazy import InputError, Unsupported
+from unlazy.kernels.capture import call, samples, take
+from unlazy.kernels.gram import gram, parse_memory, plan_gram
+from unlazy.kernels.tangent import (
+    TangentKernel,
+    layer_kernels,
+    plan_tangent,
+    tangent_diagonal,
+    tangent_features,
+    tangent_kernel,
+)
+
+
+def slow_kernel(model: nn.Module, x) -> torch.Tensor:
+    """Every pair of samples and outputs ``[n, n, O, O]``; trusts nothing but autograd on batches of one."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for i in range(samples(x)):
+        for value in call(model, take(x, slice(i, i + 1)))[0]:
+            found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+            rows.append(
+                torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(parameters, found, strict=True)])
+            )
+    j = torch.stack(rows).reshape(samples(x), -1, rows[0].numel())
+    return torch.einsum("nap,mbp->nmab", j, j)
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_every_kind_of_layer_is_exact(name: str) -> None:
+    model, x = zoo.build(name)
+    slow = slow_kernel(model, x)
+    close(tangent_kernel(model, x, outputs="full"), slow)
+    close(tangent_kernel(model, x), slow.diagonal(dim1=2, dim2=3).sum(-1))
+    close(tangent_kernel(model, x, outputs="sum"), slow.sum((2, 3)))
+    close(tangent_kernel(model, x, outputs=0), slow[..., 0, 0])
+    close(tangent_kernel(model, x, take(x, slice(1, 3)), outputs=[0]), slow[:, 1:3, :1, :1])
+    close(tangent_diagonal(model, x), slow.diagonal(dim1=0, dim2=1).diagonal(dim1=0, dim2=1).sum(-1))
+    close(tangent_kernel(model, x, method="loop"), slow.diagonal(dim1=2, dim2=3).sum(-1))
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+def test_layers_add_up_and_features_reproduce_the_kernel(name: str) -> None:
+    model, x = zoo.build(name)
+    whole = tangent_kernel(model, x)
+    close(sum(layer_kernels(model, x).values()), whole)
+    rows = tangent_features(model, x).flatten(1)
+    close(rows @ rows.T, whole)
+
+
+@pytest.mark.parametrize("name", sorted(zoo.FAST))
+def test_known_layers_do_not_need_the_general_path(name: str) -> None:
+    """Else the fast path would be tested by nothing: a rule that fails its check falls back and stays exact."""
+    model, x = zoo.build(name)
+    plan = plan_tangent(model, x)
+    assert not [line for line in plan.methods if "per sample" in line and "idle" not in line], plan.methods
+
+
+@pytest.mark.parametrize("name", ["tied_embedding", "used_outside_its_layer", "never_called", "attention", "recurrent"])
+def test_what_no_rule_serves_goes_the_general_way(name: str) -> None:
+    assert any("per sample" in line for line in plan_tangent(*zoo.build(name)).methods)
+
+
+@pytest.mark.parametrize("name", ["norms", "recurrent", "inplace_mlp", "transformer_layer"])
+def test_nothing_is_left_behind(name: str) -> None:
+    model, x = zoo.build(name)
+    model.train()
+    next(iter(model.children())).eval()
+    for parameter in list(model.parameters())[::2]:
+        parameter.requires_grad_(False)
+    before = [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    tangent_kernel(model, x)
+    assert before == ([m.training for m in model.modules()], [p.requires_grad for p in model.parameters()])
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(not m._forward_hooks for m in model.modules())
+
+
+# --- random compositions -----------------------------------------------------------------------------------
+
+LAYERS = st.sampled_from(["conv", "grouped", "stride", "norm", "group-norm", "relu", "tanh", "transposed", "pool"])
+
+
+def composed(kinds: list[str], seed: int) -> tuple[nn.Module, torch.Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for kind in kinds:
+            layers.append(
+                {
+                    "conv": lambda: nn.Conv2d(4, 4, 3, padding=1),
+                    "grouped": lambda: nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False),
+                    "stride": lambda: nn.Conv2d(4, 4, 3, padding=2, stride=2),
+                    "norm": lambda: nn.BatchNorm2d(4),
+                    "group-norm": lambda: nn.GroupNorm(2, 4),
+                    "relu": lambda: nn.ReLU(inplace=True),
+                    "tanh": nn.Tanh,
+                    "transposed": lambda: nn.ConvTranspose2d(4, 4, 2),
+                    "pool": lambda: nn.AvgPool2d(2, ceil_mode=True),
+                }[kind]()
+            )
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 2)).double().eval()
+        return model, torch.randn(3, 4, 5, 5, dtype=torch.float64)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(LAYERS, max_size=5), st.integers(0, 10**6))
+def test_random_compositions_are_exact(kinds: list[str], seed: int) -> None:
+    model, x = composed(kinds, seed)
+    close(tangent_kernel(model, x, outputs="full"), slow_kernel(model, x))
+
+
+# --- tiles, memory, selections -------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 7), st.booleans(), st.sampled_from(["mlp", "conv2d", "embedding"]))
+def test_tiles_do_not_matter(tile: int, keep: bool, name: str) -> None:
+    from dataclasses import replace
+    from unittest import mock
+
+    model, x = zoo.build(name)
+    for outputs in ("trace", "full"):
+        whole = tangent_kernel(model, x, outputs=outputs)
+        kernel = TangentKernel(model, x, outputs=outputs)
+        plan = replace(plan_gram(kernel, zoo.N, None), tile=tile, keep=keep)
+        with mock.patch("unlazy.kernels.gram.plan_gram", return_value=plan), kernel.ready():
+            close(gram(kernel, x), whole)
+
+
+def test_kernel_is_symmetric_and_positive() -> None:
+    model, x = zoo.build("conv2d")
+    kernel = tangent_kernel(model, x, outputs="full")
+    assert torch.equal(kernel, kernel.permute(1, 0, 3, 2))
+    flat = kernel.permute(0, 2, 1, 3).reshape(zoo.N * 3, zoo.N * 3)
+    assert torch.linalg.eigvalsh(flat).min() > -1e-9
+
+
+def test_parameters_by_pattern_add_up() -> None:
+    model, x = zoo.build("conv2d")
+    weights = tangent_kernel(model, x, parameters="*.weight")
+    biases = tangent_kernel(model, x, parameters=["*.bias"])
+    close(weights + biases, tangent_kernel(model, x))
+    with pytest.raises(Unsupported, match=r"0\.weight"):
+        tangent_kernel(model, x, parameters="nothing.*")
+
+
+def test_result_can_be_written_elsewhere() -> None:
+    model, x = zoo.build("mlp")
+    out = torch.empty(3, 3, zoo.N, zoo.N, dtype=torch.float64)
+    tangent_kernel(model, x, outputs="full", out=out)
+    close(out.permute(2, 3, 0, 1), tangent_kernel(model, x, outputs="full"))
+    with pytest.raises(InputError, match="shape"):
+        tangent_kernel(model, x, out=out)
+
+
+def test_plan_speaks_and_keeps_the_budget() -> None:
+    model, x = zoo.build("conv2d")
+    plan = plan_tangent(model, x, memory="1GB")
+    assert plan.peak_bytes <= 10**9
+    assert "Conv2d" in str(plan)
+    with pytest.raises(InputError, match="too small"):
+        plan_tangent(model, x, memory="1kB")
+    assert parse_memory("2GB") == 2 * 10**9
+    assert parse_memory("512 MiB") == 2**29
+    with pytest.raises(InputError, match="2GB"):
+        parse_memory("plenty")
+
+
+def test_precisions() -> None:
+    model, x = zoo.build("mlp")
+    exact = tangent_kernel(model, x)
+    narrow, x32 = model.float(), x.float()
+    torch.testing.assert_close(tangent_kernel(narrow, x32).double(), exact, rtol=1e-4, atol=1e-5)
+    assert tangent_kernel(narrow, x32, precision="float64").dtype == torch.float64
+    assert next(narrow.parameters()).dtype == torch.float32
+    rough = tangent_kernel(narrow, x32, precision="bfloat16").double()
+    assert float((rough - exact).norm() / exact.norm()) < 1e-2
+
+
+class Mixing(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - x.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "error", "says"),
+    [
+        (nn.ReLU(), torch.zeros(3, 2), Unsupported, "no trainable parameters"),
+        (Mixing(2, 1), torch.randn(3, 2), Unsupported, "other samples"),
+        (nn.Linear(2, 1), torch.zeros(0, 2), InputError, "no samples"),
+        (nn.Linear(2, 1), torch.full((2, 2), torch.nan), InputError, "4 of the inputs are NaN"),
+        (nn.LSTM(2, 2, batch_first=True), torch.zeros(2, 3, 2), InputError, "one tensor"),
+    ],
+)
+def test_what_cannot_be_computed_says_why(model: nn.Module, x: torch.Tensor, error: type, says: str) -> None:
+    with pytest.raises(error, match=says):
+        tangent_kernel(model, x)
+
+
+def test_wrong_outputs_are_named() -> None:
+    model, x = zoo.build("mlp")
+    for outputs in ("some", 7, [0, 9], []):
+        with pytest.raises(InputError, match="outputs"):
+            tangent_kernel(model, x, outputs=outputs)
