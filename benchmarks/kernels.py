@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ def convolutional() -> nn.Module:
     layers: list[nn.Module] = []
     for channels in (3, 26, 26, 26, 26):
         layers += [nn.Conv2d(channels, 26, 3, padding=1), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(26, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(26, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
 
 
 class Block(nn.Module):
@@ -45,7 +48,9 @@ class Block(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
         self.second = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.skip = nn.Conv2d(channels, width, 1, stride, bias=False) if stride > 1 or channels != width else nn.Identity()
+        self.skip = (
+            nn.Conv2d(channels, width, 1, stride, bias=False) if stride > 1 or channels != width else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.skip(x) + self.second(torch.relu(self.first(x))))
@@ -112,7 +117,7 @@ def vector_products(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tenso
         return function
 
     def pair(first: Tensor, second: Tensor) -> Tensor:
-        out, pull = vjp(at(first), parameters)
+        out, pull, *_ = vjp(at(first), parameters)
         identity = torch.eye(out.numel(), dtype=out.dtype)
         block = vmap(lambda v: jvp(at(second), (parameters,), pull(v))[1])(identity)  # [a, b]
         return block if mode == "full" else block.diagonal().sum()
@@ -140,7 +145,7 @@ def gemm_rate() -> float:
     best = 0.0
     for size in (512, 1024, 2048):
         a, b = torch.randn(size, size), torch.randn(size, size)
-        best = max(best, 2 * size**3 / best_seconds(lambda a=a, b=b: a @ b, 0.5))
+        best = max(best, 2 * size**3 / best_seconds(partial(torch.mm, a, b), 0.5))
     return best
 
 
@@ -160,7 +165,8 @@ def least_operations(model: nn.Module, shape: tuple[int, ...], n: int, mode: str
         handle.remove()
     blocks = outputs if mode == "trace" else outputs**2
     for index, (module, t) in enumerate(layers):
-        m, d = module.weight.shape[0], module.weight[0].numel()  # type: ignore[union-attr,index]
+        weight = next(module.parameters())
+        m, d = weight.shape[0], weight[0].numel()
         forward = 2 * t * m * d
         total += n * forward * (1 + (outputs if index else 0))
         if t == 1:
@@ -179,7 +185,7 @@ def measure(name: str, mode: str, rate: float, peers: bool) -> dict[str, Any]:
     few = work.peer_n[mode]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     row: dict[str, Any] = {"workload": name, "mode": mode, "n": work.n}
-    row["seconds"] = best_seconds(lambda: tangent_kernel(model, x, outputs=mode), 2.0)
+    row["seconds"] = best_seconds(partial(tangent_kernel, model, x, outputs=mode), 2.0)
     row["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     small = min(24, few)
     exact = tangent_kernel(model, x[:small], outputs=mode, precision="float64")
@@ -187,16 +193,16 @@ def measure(name: str, mode: str, rate: float, peers: bool) -> dict[str, Any]:
     row["limit_seconds"] = least_operations(model, work.shape, work.n, mode) / rate
     row["times_limit"] = row["seconds"] / row["limit_seconds"]
     if peers:
-        ours = best_seconds(lambda: tangent_kernel(model, x[:few], outputs=mode), 1.0)
+        ours = best_seconds(partial(tangent_kernel, model, x[:few], outputs=mode), 1.0)
         recipes = {"jacobian contraction": jacobian_contraction}
         if few <= 20:
             recipes["vector products"] = vector_products
         row["peer_n"] = few
         timed = {
-            label: min(best_seconds(lambda c=c, f=f: f(model, x[:few], mode, c), 0.0) for c in (work.chunk, 2 * work.chunk))
+            label: min(best_seconds(partial(f, model, x[:few], mode, c), 0.0) for c in (work.chunk, 2 * work.chunk))
             for label, f in recipes.items()
         }
-        row["peer"] = min(timed, key=lambda label: timed[label])
+        row["peer"] = min(timed, key=timed.__getitem__)
         row["peer_seconds"] = timed[row["peer"]]
         row["times_faster"] = row["peer_seconds"] / ours
     return row

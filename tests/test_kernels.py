@@ -128,7 +128,7 @@ def test_overlap_is_blind_to_the_order_of_units() -> None:
 
 def test_unreadable_modules_are_refused() -> None:
     with pytest.raises(Unsupported, match="Linear"):
-        overlap_kernel(nn.Linear(2, 1), torch.zeros(1, 2))  # type: ignore[arg-type]
+        overlap_kernel(nn.Linear(2, 1), torch.zeros(1, 2))
     with pytest.raises(Unsupported, match="no trainable parameters"):
         tangent_kernel(nn.ReLU(), torch.zeros(3, 2))
     with pytest.raises(InputError, match="trace"):

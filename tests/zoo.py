@@ -75,13 +75,22 @@ def conv2d():
 
 @case()
 def conv2d_grouped_dilated():
-    layers = [nn.Conv2d(4, 8, 3, groups=2, dilation=2, padding="same"), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Tanh()]
+    layers = [
+        nn.Conv2d(4, 8, 3, groups=2, dilation=2, padding="same"),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.Tanh(),
+    ]
     return nn.Sequential(*layers, *head(8 * 16)), torch.randn(N, 4, 6, 6)
 
 
 @case()
 def conv2d_reflect():
-    layers = [nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), nn.Tanh(), nn.Conv2d(3, 2, 2, padding_mode="circular", padding=1)]
+    layers = [
+        nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
+        nn.Tanh(),
+        nn.Conv2d(3, 2, 2, padding_mode="circular", padding=1),
+    ]
     return nn.Sequential(*layers, *head(2 * 36)), torch.randn(N, 2, 5, 5)
 
 
@@ -238,7 +247,11 @@ def recurrent():
     class Recur(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm, self.gru, self.last = nn.LSTM(3, 4, batch_first=True), nn.GRU(4, 3, batch_first=True), nn.Linear(3, 2)
+            self.lstm, self.gru, self.last = (
+                nn.LSTM(3, 4, batch_first=True),
+                nn.GRU(4, 3, batch_first=True),
+                nn.Linear(3, 2),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.gru(self.lstm(x)[0])[0][:, -1])

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
         relative_change,
         trace_normalise,
     )
-    from unlazy.kernels.overlap import overlap_kernel, path_count
-    from unlazy.kernels.tangent import tangent_features, tangent_kernel
+    from unlazy.kernels.gram import Plan
+    from unlazy.kernels.overlap import layer_overlap, overlap_kernel, path_count
+    from unlazy.kernels.record import record
+    from unlazy.kernels.tangent import layer_kernels, plan_tangent, tangent_diagonal, tangent_features, tangent_kernel
     from unlazy.models.build import DLGN, DeepLinearNet, ReLUNet, build, build_stack, member
     from unlazy.models.gates import Gates, HardGate, SoftGate
     from unlazy.models.net import GatedNet
@@ -58,7 +60,13 @@ _HOME = {
     # kernels
     "tangent_kernel": "kernels.tangent",
     "tangent_features": "kernels.tangent",
+    "tangent_diagonal": "kernels.tangent",
+    "layer_kernels": "kernels.tangent",
+    "plan_tangent": "kernels.tangent",
+    "Plan": "kernels.gram",
     "overlap_kernel": "kernels.overlap",
+    "layer_overlap": "kernels.overlap",
+    "record": "kernels.record",
     "path_count": "kernels.overlap",
     "alignment": "kernels.compare",
     "centered_alignment": "kernels.compare",

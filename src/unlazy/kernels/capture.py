@@ -5,7 +5,7 @@ Nothing of the module changes: hooks are removed, ``training`` and ``requires_gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +56,8 @@ def call(model: nn.Module, x: Inputs) -> Tensor:
             f"the model must return one tensor, got {type(out).__name__}; wrap it in a module that picks the tensor."
         )
     n = samples(x)
-    require(
-        out.ndim >= 1 and out.shape[0] == n, f"the model must return one row per sample: {n} samples, output {tuple(out.shape)}."
-    )
+    fits = out.ndim >= 1 and out.shape[0] == n
+    require(fits, f"the model must return one row per sample: {n} samples, output {tuple(out.shape)}.")
     return out.reshape(n, -1)
 
 
@@ -67,6 +66,18 @@ def samples(x: Inputs) -> int:
     sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)}
     require(len(sizes) == 1, f"inputs must be tensors of equal first axis, got lengths {sorted(sizes) or 'none'}.")
     return int(sizes.pop())
+
+
+def channels_last(x: Inputs) -> Inputs:
+    """Images with their channels innermost: convolutions run nearly twice as fast, and give the same numbers."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+    def lay_out(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim in formats:
+            return leaf.contiguous(memory_format=formats[leaf.ndim])
+        return leaf
+
+    return pytree.tree_map(lay_out, x)
 
 
 def take(x: Inputs, part: slice) -> Inputs:
@@ -129,8 +140,8 @@ def _tapped(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: boo
             handle.remove()
 
 
-def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> list[Tensor | None]:
-    """For every tap the gradients of ``out . directions[k]`` at its output, ``[k, n, ...]``; ``None`` where unused.
+def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> list[list[Tensor] | None]:
+    """For every tap the gradient of ``out . directions[k]`` at its output, one ``[n, ...]`` per k; ``None`` where unused.
 
     Samples do not meet inside the model, so one backward pass per direction serves all of them.
     """
@@ -140,15 +151,15 @@ def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool
     seeds = directions[:, None, :].expand(-1, out.shape[0], -1)  # [k, n, outputs]
     if batched and len(directions) > 1:
         found = torch.autograd.grad(out, outputs, seeds, is_grads_batched=True, allow_unused=True)
-        return list(found)
+        return [None if column is None else list(column.unbind()) for column in found]
     rows = [
         torch.autograd.grad(out, outputs, seed, retain_graph=k + 1 < len(seeds), allow_unused=True)
         for k, seed in enumerate(seeds)
     ]
-    return [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+    return [None if column[0] is None else list(column) for column in zip(*rows, strict=True)]
 
 
-def calls_by_module(taps: list[Tap], found: list[Tensor | None]) -> dict[nn.Module, list[Call]]:
+def calls_by_module(taps: list[Tap], found: list[list[Tensor] | None]) -> dict[nn.Module, list[Call]]:
     """The calls of each watched module that reach the output."""
     grouped: dict[nn.Module, list[Call]] = {}
     for tap, gradient in zip(taps, found, strict=True):
@@ -157,9 +168,7 @@ def calls_by_module(taps: list[Tap], found: list[Tensor | None]) -> dict[nn.Modu
     return grouped
 
 
-def rows_by_sample(
-    model: nn.Module, x: Inputs, parameters: list[nn.Parameter], directions: Tensor
-) -> Tensor:
+def rows_by_sample(model: nn.Module, x: Inputs, parameters: list[nn.Parameter], directions: Tensor) -> Tensor:
     """The general path: one forward pass per sample, one backward pass per direction. ``[n, k, p]``, always exact."""
     rows = []
     with requiring(parameters, [p for p in model.parameters() if not any(p is q for q in parameters)]):
@@ -167,15 +176,11 @@ def rows_by_sample(
             with torch.enable_grad():
                 out = call(model, take(x, slice(i, i + 1)))[0]
             for k, direction in enumerate(directions):
+                found: Sequence[Tensor | None] = [None] * len(parameters)
                 if out.requires_grad:
                     found = torch.autograd.grad(
                         out, parameters, direction, retain_graph=k + 1 < len(directions), allow_unused=True
                     )
-                else:
-                    found = (None,) * len(parameters)
                 pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
                 rows.append(torch.cat([piece.reshape(-1) for piece in pieces]))
     return torch.stack(rows).unflatten(0, (-1, len(directions)))
-
-
-Progress = Callable[[int, int], None]

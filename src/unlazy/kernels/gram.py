@@ -21,7 +21,6 @@ from unlazy.kernels.capture import Inputs, samples, take
 from unlazy.runtime import InputError, require
 
 FREE_SHARE = 0.5  # of the free memory, by default
-LARGEST_TILE = 512  # beyond this a tile leaves the cache and gains nothing
 Progress = Callable[[int, int], None]
 
 
@@ -34,6 +33,7 @@ class Kernel(Protocol):
     device: torch.device
     feature_bytes: int  # held per sample
     work_bytes: int  # needed to make the features, whatever the number of samples
+    best_tile: int  # samples a side; larger tiles leave the cache, smaller ones waste calls
     methods: tuple[str, ...]  # one line each, for the plan
 
     def features(self, x: Inputs) -> Any: ...
@@ -76,7 +76,7 @@ def plan_gram(kernel: Kernel, rows: int, columns: int | None, memory: str | int 
     free = budget - result - kernel.work_bytes
     total = rows if symmetric else rows + width
     keep = total * kernel.feature_bytes <= free / 2
-    tile = LARGEST_TILE if rows > LARGEST_TILE or symmetric is False else max(1, -(-rows // 2))
+    tile = min(kernel.best_tile, max(rows, width))
 
     def needed(size: int) -> int:
         held = total * kernel.feature_bytes if keep else 2 * size * kernel.feature_bytes
@@ -134,10 +134,14 @@ def gram(
                 continue
             same = plan.symmetric and column == row
             right = left if same else features(False, columns)
-            shape = (*kernel.tail, rows.stop - rows.start, columns.stop - columns.start)
-            block = torch.zeros(shape, dtype=kernel.dtype, device=kernel.device)
+            if isinstance(result, Tensor):
+                block = result[..., rows, columns].zero_()  # a view: filled in place
+            else:
+                shape = (*kernel.tail, rows.stop - rows.start, columns.stop - columns.start)
+                block = torch.zeros(shape, dtype=kernel.dtype, device=kernel.device)
             kernel.block(block, left, right, same=same)
-            result[..., rows, columns] = block
+            if not isinstance(result, Tensor):
+                result[..., rows, columns] = block
             if plan.symmetric and not same:
                 result[..., columns, rows] = block.mT if not kernel.tail else block.transpose(0, 1).mT
             done += 1

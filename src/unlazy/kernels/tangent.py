@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from unlazy.kernels.capture import (
     Inputs,
     calls_by_module,
+    channels_last,
     check_inputs,
     evaluating,
     forward,
@@ -38,7 +39,7 @@ from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, Unsupported, require
 
 Outputs = str | int | Sequence[int]
-CHECKED_SAMPLES = 3
+CHECKED_SAMPLES = 2
 WORK_BYTES = 2**28  # activations and gradients held while features are made
 PRECISIONS = ("float32", "float64", "bfloat16")
 
@@ -84,7 +85,12 @@ def tangent_kernel(
 
 
 def tangent_diagonal(
-    model: nn.Module, x: Inputs, *, outputs: Outputs = "trace", parameters: str | Sequence[str] = "trainable", method: str = "auto"
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: Outputs = "trace",
+    parameters: str | Sequence[str] = "trainable",
+    method: str = "auto",
 ) -> Tensor:
     """The diagonal alone, ``[n]`` (or ``[n, k, k]``): squared gradient norms, at the cost of the features."""
     kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=method)
@@ -103,9 +109,7 @@ def layer_kernels(
     """The kernel's parts by module, which add up to it exactly (trainable parameters)."""
     names = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
     return {
-        name: tangent_kernel(
-            model, x, outputs=outputs, parameters=_direct(model, name), method=method
-        )
+        name: tangent_kernel(model, x, outputs=outputs, parameters=_direct(model, name), method=method)
         for name in sorted(names)
     }
 
@@ -149,7 +153,7 @@ class TangentKernel:
             alone = call_model(self.model, take(x, slice(0, 1)))
         self.dtype, self.device = out.dtype, out.device
         self.directions, pairing = _directions(outputs, out)
-        self.tail = (len(self.directions),) * 2 if pairing == "full" else ()
+        self.tail: tuple[int, ...] = (len(self.directions),) * 2 if pairing == "full" else ()
         self._check_samples_apart(out[:1], alone)
         self.fast = self._candidates() if method == "auto" else {}
         self.chunk = 1
@@ -158,6 +162,7 @@ class TangentKernel:
             self._check_rules(first)
             self.feature_bytes, self.chunk = self._costs(take(x, slice(0, 1)))
         self.work_bytes = WORK_BYTES
+        self.best_tile = 256 if len(self.directions) > 1 and not self.tail else 512
         self.methods = self._describe()
 
     @contextmanager
@@ -181,6 +186,9 @@ class TangentKernel:
             add_full(out, a, b, self.bench, same=same)
         else:
             add_trace(out, a, b, self.bench)
+        if same:  # products of a matrix with its transpose are symmetric only up to rounding
+            for square in out.diagonal(dim1=0, dim2=1).movedim(-1, 0) if self.tail else [out]:
+                square.copy_(square.triu() + square.triu(1).T)
 
     # --- how ---------------------------------------------------------------------------------------------
 
@@ -195,9 +203,9 @@ class TangentKernel:
         for module in self.model.modules():
             own = dict(module.named_parameters(recurse=False))
             plain = set(own) <= {"weight", "bias"} and all(owners[id(p)] == 1 for p in own.values())
-            picked = tuple(id(own[name]) in wanted if name in own else False for name in ("weight", "bias"))
-            if plain and any(picked) and rule_for(module) is not None:
-                found[module] = picked
+            weight, bias = (name in own and id(own[name]) in wanted for name in ("weight", "bias"))
+            if plain and (weight or bias) and rule_for(module) is not None:
+                found[module] = (weight, bias)
         return found
 
     def _check_samples_apart(self, together: Tensor, alone: Tensor) -> None:
@@ -217,11 +225,22 @@ class TangentKernel:
         self.chunk = samples(first)
         try:
             by_module = self._by_module(first)
-            for module, picked in list(self.fast.items()):
-                parameters = _own_parameters(module, picked)
-                exact = _gram_of([rows_by_sample(self.model, first, parameters, self.directions)])
-                rule = _gram_of(_rows(by_module[module])) if module in by_module else torch.zeros_like(exact)
-                if not torch.allclose(rule, exact, rtol=0, atol=1e4 * torch.finfo(self.dtype).eps * float(exact.abs().max())):
+            owned = {module: _own_parameters(module, picked) for module, picked in self.fast.items()}
+            every = [parameter for parameters in owned.values() for parameter in parameters]
+            exact_rows = rows_by_sample(self.model, first, every, self.directions) if every else None
+            start = 0
+            for module, parameters in owned.items():
+                assert exact_rows is not None
+                size = sum(parameter.numel() for parameter in parameters)
+                part = exact_rows[:, 0, start : start + size]
+                exact = part @ part.T
+                start += size
+                rule = torch.zeros_like(exact)
+                if module in by_module:
+                    add_trace(rule, by_module[module], by_module[module], self.bench)
+                if not torch.allclose(
+                    rule, exact, rtol=0, atol=1e4 * torch.finfo(self.dtype).eps * float(exact.abs().max())
+                ):
                     del self.fast[module]
         finally:
             self.directions = keep
@@ -248,7 +267,7 @@ class TangentKernel:
         return [parameter for parameter in self.chosen.values() if id(parameter) not in served]
 
     def _by_module(self, x: Inputs) -> dict[nn.Module, list[Share]]:
-        out, taps = forward(self.model, x, set(self.fast))
+        out, taps = forward(self.model, channels_last(x), set(self.fast))
         batched = all(rule_for(module) in (linear, constant) for module in self.fast)
         grouped = calls_by_module(taps, gradients(out, taps, self.directions, batched=batched))
         with torch.no_grad():
@@ -296,7 +315,9 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
     if not chosen:
         known = ", ".join(list(named)[:5]) + (", ..." if len(named) > 5 else "")
         raise Unsupported(
-            type(model).__name__, f"it has no {parameters} parameters", f"There are: {known or 'none'}; or parameters='all'."
+            type(model).__name__,
+            f"it has no {parameters} parameters",
+            f"There are: {known or 'none'}; or parameters='all'.",
         )
     return chosen
 
@@ -356,12 +377,6 @@ def _position_rows(share: Positions) -> list[Tensor]:
     table = share.g.new_zeros(n, k, len(tokens), d)
     table.scatter_add_(2, places[:, None, :, None].expand(n, k, t, d), share.g)
     return [table.flatten(2)]
-
-
-def _gram_of(rows: Sequence[Tensor]) -> Tensor:
-    """Inner products of explicit gradients of one direction ``[n, 1, p]``, whatever the order of their entries."""
-    flat = torch.cat([part.flatten(1) for part in rows], dim=1).double()
-    return flat @ flat.T
 
 
 # --- precision -----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unlazy.data.dataset import Dataset
+from unlazy.kernels.capture import evaluating
 from unlazy.models.net import GatedNet
 from unlazy.probes import standard
 from unlazy.runtime import provenance, require
@@ -83,12 +84,8 @@ class Scope(AbstractContextManager["Scope"]):
 
     def _look(self, measure: Measure) -> dict[str, np.ndarray]:
         batch = self.probe if measure.batch is None else measure.batch
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             seen = measure.probe(self.model, batch)
-        finally:
-            self.model.train(was_training)
         stacked = isinstance(self.model, GatedNet) and self.model.members is not None
         return {name: (value if stacked else value[None]).detach().cpu().numpy() for name, value in seen.items()}
 

@@ -1,0 +1,121 @@
+"""Gates and path counts of foreign networks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cases
+from unlazy import Unsupported, layer_overlap, overlap_kernel, path_count, record
+from unlazy.kernels import reference
+from unlazy.kernels.overlap import overlap_from_gates
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.relu(self.b(F.relu(self.a(x)))))
+
+
+def chain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 1)
+    )
+
+
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+
+
+def test_overlap_of_a_foreign_chain_counts_its_paths() -> None:
+    model = chain()
+    first = model[0](X) > 0
+    second = model[3](torch.relu(model[0](X))) > 0
+    slow = reference.overlap_kernel([first, second])
+    assert torch.equal(overlap_kernel(model, X), slow)
+    assert torch.equal(layer_overlap(model, X), slow)
+    assert torch.equal(path_count(model, X), slow.diagonal())
+    assert torch.equal(overlap_kernel(model, X[:2], X[2:]), slow[:2, 2:])
+    assert model.training
+
+
+def test_functions_are_found_as_well_as_modules() -> None:
+    torch.manual_seed(0)
+    model = Functional()
+    names = [gate.name for gate in record(model, X)]
+    assert names == ["the model#1", "the model#2"]
+    assert [gate.name for gate in record(chain(), X)] == ["1#1", "4#1"]
+    assert torch.equal(overlap_kernel(model, X), reference.overlap_kernel([gate.open for gate in record(model, X)]))
+
+
+def test_our_relu_net_and_its_twin_in_torch_agree() -> None:
+    net, x = cases.net("relu"), cases.points("relu")
+    layers: list[nn.Module] = []
+    for affine in [*net.value_layers, net.readout]:
+        linear = nn.Linear(*affine.weight.shape[::-1]).double()
+        linear.load_state_dict({"weight": affine.weight, "bias": affine.bias})
+        layers += [linear, nn.ReLU()]
+    assert torch.equal(overlap_kernel(nn.Sequential(*layers[:-1]), x), overlap_kernel(net, x))
+
+
+def test_truncated_gates_are_closed_on_both_branches() -> None:
+    x = torch.tensor([[-2.0], [-0.5], [0.5], [3.0], [7.0]])
+    for module, wanted in (
+        (nn.ReLU6(), [False, False, True, True, False]),
+        (nn.Hardtanh(), [False, True, True, False, False]),
+        (nn.Hardtanh(0.0, 5.0), [False, False, True, True, False]),
+    ):
+        (gate,) = record(module, x)
+        assert gate.open[:, 0].tolist() == wanted
+
+
+def test_a_reused_relu_is_named_by_its_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.act = nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.b(self.act(self.a(x))))
+
+    assert [gate.name for gate in record(Twice(), X)] == ["act#1", "act#2"]
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.LeakyReLU(), nn.SiLU(), nn.Tanh()])
+def test_soft_activations_are_refused_by_name(activation: nn.Module) -> None:
+    with pytest.raises(Unsupported, match=r"^1: .*no hard gate"):
+        record(nn.Sequential(nn.Linear(3, 2), activation), X)
+
+
+class Residual(Functional):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.c(torch.relu(self.b(h + h.flip(1))))
+
+
+def test_paths_that_are_no_plain_product_are_refused() -> None:
+    with pytest.raises(Unsupported, match="not one unit per layer"):
+        overlap_kernel(Residual(), X)
+    image = torch.randn(2, 1, 4, 4)
+    convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1))
+    with pytest.raises(Unsupported, match="positions"):
+        overlap_kernel(convolution, image)
+    opened = (convolution[0](image) > 0).flatten(1).double()
+    assert torch.equal(layer_overlap(convolution, image), opened @ opened.T)
+    with pytest.raises(Unsupported, match="no ReLU-like gates"):
+        overlap_kernel(nn.Linear(3, 1), X)
+
+
+def test_fast_products_count_exactly() -> None:
+    """More samples than a tile, wide layers: equal to integer arithmetic, entry by entry."""
+    random = torch.Generator().manual_seed(0)
+    gates = [torch.rand(1500, 700, generator=random) < 0.5 for _ in range(3)]
+    whole = torch.ones(1500, 1500, dtype=torch.int64)
+    for gate in gates:
+        whole *= gate.long() @ gate.long().T
+    assert torch.equal(overlap_from_gates(gates, gates).long(), whole)
