@@ -65,7 +65,13 @@ def test_our_relu_net_and_its_twin_in_torch_agree() -> None:
 
 def test_truncated_gates_are_closed_on_both_branches() -> None:
     x = torch.tensor([[-2.0], [-0.5], [0.5], [3.0], [7.0]])
+
+    class Function(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu6(x)
+
     for module, wanted in (
+        (Function(), [False, False, True, True, False]),
         (nn.ReLU6(), [False, False, True, True, False]),
         (nn.Hardtanh(), [False, True, True, False, False]),
         (nn.Hardtanh(0.0, 5.0), [False, False, True, True, False]),

@@ -50,6 +50,13 @@ def inplace_mlp():
 
 
 @case()
+def late_inplace_mlp():
+    """The first layer's output is left alone, the second one's is overwritten."""
+    layers = [nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)]
+    return nn.Sequential(*layers), torch.randn(N, 4)
+
+
+@case()
 def scalar_output():
     class Scalar(nn.Module):
         def __init__(self) -> None:
