@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unlazy.models.build import build
 from unlazy.models.gates import HardGate, SoftGate
@@ -32,6 +32,16 @@ SPECS = {
 
 def net(name: str, seed: int = 0) -> GatedNet:
     return build(SPECS[name], seed=seed, dtype=torch.float64)
+
+
+def as_torch(relu_net: GatedNet) -> nn.Module:
+    """The same ReLU network made of torch's own layers."""
+    layers: list[nn.Module] = []
+    for affine in [*relu_net.value_layers, relu_net.readout]:
+        linear = nn.Linear(*affine.weight.shape[::-1]).double()
+        linear.load_state_dict({"weight": affine.weight, "bias": affine.bias})
+        layers += [linear, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def points(name: str, n: int = 7, seed: int = 1) -> Tensor:

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 import cases
 from unlazy import DLGN, InputError, ReLUNet, Unsupported, build, build_stack, half_spaces, member
@@ -35,12 +34,7 @@ def test_forward_is_the_value_branch_under_its_own_gates(name: str) -> None:
 
 def test_relu_net_equals_torch_layers() -> None:
     net, x = cases.net("relu"), cases.points("relu")
-    layers: list[nn.Module] = []
-    for affine in [*net.value_layers, net.readout]:
-        linear = nn.Linear(*affine.weight.shape[::-1]).double()
-        linear.load_state_dict({"weight": affine.weight, "bias": affine.bias})
-        layers += [linear, nn.ReLU()]
-    close(nn.Sequential(*layers[:-1])(x), net(x))
+    close(cases.as_torch(net)(x), net(x))
 
 
 @pytest.mark.parametrize("name", ["dlgn", "pwc", "pwc-one", "dlgn-hard"])

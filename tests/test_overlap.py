@@ -55,12 +55,7 @@ def test_functions_are_found_as_well_as_modules() -> None:
 
 def test_our_relu_net_and_its_twin_in_torch_agree() -> None:
     net, x = cases.net("relu"), cases.points("relu")
-    layers: list[nn.Module] = []
-    for affine in [*net.value_layers, net.readout]:
-        linear = nn.Linear(*affine.weight.shape[::-1]).double()
-        linear.load_state_dict({"weight": affine.weight, "bias": affine.bias})
-        layers += [linear, nn.ReLU()]
-    assert torch.equal(overlap_kernel(nn.Sequential(*layers[:-1]), x), overlap_kernel(net, x))
+    assert torch.equal(overlap_kernel(cases.as_torch(net), x), overlap_kernel(net, x))
 
 
 def test_truncated_gates_are_closed_on_both_branches() -> None:

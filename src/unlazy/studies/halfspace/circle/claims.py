@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,18 +74,23 @@ def _name(preset: str, arm: str, beta: float | None = None, what: str = "") -> s
     return f"{preset}, {ARMS[arm].label}{slope}" + (f": {what}" if what else "")
 
 
+def _judged(table: Table, arms: tuple[str, ...], name: str) -> Iterator[tuple[str, str, float | None]]:
+    """Every preset and arm that has this quantity, with the slope it is judged at."""
+    for preset in table.presets:
+        for arm in arms:
+            if table.has(preset, arm, name):
+                yield preset, arm, own_beta(preset, arm)
+
+
 def _parts(
     table: Table, arms: tuple[str, ...], name: str, side: str, threshold: float, unit: str, what: str = ""
 ) -> list[Part]:
     """The same test for every preset and arm at the preset's own slope."""
     found = []
-    for preset in table.presets:
-        for arm in arms:
-            if table.has(preset, arm, name):
-                beta = own_beta(preset, arm)
-                values = table.get(preset, arm, name, beta)
-                horizon = table.horizon(preset, arm) if name.startswith("epochs") else np.inf
-                found.append(Part(_name(preset, arm, beta, what), side, threshold, unit, values, horizon))
+    for preset, arm, beta in _judged(table, arms, name):
+        values = table.get(preset, arm, name, beta)
+        horizon = table.horizon(preset, arm) if name.startswith("epochs") else np.inf
+        found.append(Part(_name(preset, arm, beta, what), side, threshold, unit, values, horizon))
     return found
 
 
@@ -147,14 +152,9 @@ def _c8(table: Table) -> Row:
 def _c9(table: Table) -> Row:
     parts = _parts(table, TRAINED, "allocation_3", ">", 0, "log ratio", "paths top/bottom at epoch 3")
     parts += _parts(table, TRAINED, "allocation_plateau", ">", 0, "log ratio", "paths top/bottom at the 0.25 plateau")
-    for preset in table.presets:
-        for arm in TRAINED:
-            if table.has(preset, arm, "loss_3"):
-                beta = own_beta(preset, arm)
-                gap = np.abs(table.get(preset, arm, "loss_3", beta) - 0.25)
-                parts.append(
-                    Part(_name(preset, arm, beta, "distance of the epoch-3 loss from 0.25"), "<", LOSS_BAND, "", gap)
-                )
+    for preset, arm, beta in _judged(table, TRAINED, "loss_3"):
+        gap = np.abs(table.get(preset, arm, "loss_3", beta) - 0.25)
+        parts.append(Part(_name(preset, arm, beta, "distance of the epoch-3 loss from 0.25"), "<", LOSS_BAND, "", gap))
     controls = _controls(table, ("pwc", "relu"), "allocation_0", "log ratio", "before training")
     controls += _controls(table, ("pwc-equal",), "allocation_plateau", "log ratio", "equal halves, at the plateau")
     controls += _controls(table, ("pwc-equal",), "allocation_200", "log ratio", "equal halves, epoch 200")
@@ -170,15 +170,12 @@ def _c9(table: Table) -> Row:
 
 def _c10(table: Table) -> Row:
     parts = []
-    for preset in table.presets:
-        for arm in TRAINED:
-            if table.has(preset, arm, "overlap_cosine_3_200"):
-                beta = own_beta(preset, arm)
-                kept, start, whole = (
-                    table.get(preset, arm, f"overlap_cosine_{pair}", beta) for pair in ("3_200", "0_3", "0_200")
-                )
-                name = _name(preset, arm, beta, "cosine of epochs 3 and 200, less the larger cosine to the start")
-                parts.append(Part(name, ">", 0, "", kept - np.maximum(start, whole)))
+    for preset, arm, beta in _judged(table, TRAINED, "overlap_cosine_3_200"):
+        kept, start, whole = (
+            table.get(preset, arm, f"overlap_cosine_{pair}", beta) for pair in ("3_200", "0_3", "0_200")
+        )
+        name = _name(preset, arm, beta, "cosine of epochs 3 and 200, less the larger cosine to the start")
+        parts.append(Part(name, ">", 0, "", kept - np.maximum(start, whole)))
     parts += _parts(table, TRAINED, "allocation_200", ">", 0, "log ratio", "paths top/bottom at epoch 200")
     controls = _controls(table, TRAINED, "overlap_cosine_3_200", "", "cosine of epochs 3 and 200")
     controls += _controls(table, TRAINED, "overlap_cosine_0_200", "", "cosine of epochs 0 and 200")
@@ -211,13 +208,10 @@ def _c12(table: Table) -> Row:
     parts = _parts(table, TRAINED, "epochs_top", "<", FEW_EPOCHS + 1, "epochs", "top half to 0.05")
     parts += _parts(table, TRAINED, "epochs_bottom", ">", MANY_EPOCHS, "epochs", "bottom half to 0.05")
     controls = []
-    for preset in table.presets:
-        for arm in (*TRAINED, "pwc-equal"):
-            if table.has(preset, arm, "epochs_top"):
-                beta = own_beta(preset, arm)
-                top, bottom = (table.get(preset, arm, f"epochs_{half}", beta) for half in ("top", "bottom"))
-                with np.errstate(invalid="ignore"):
-                    controls.append(summary(_name(preset, arm, beta, "bottom / top, same seed"), bottom / top, "times"))
+    for preset, arm, beta in _judged(table, (*TRAINED, "pwc-equal"), "epochs_top"):
+        top, bottom = (table.get(preset, arm, f"epochs_{half}", beta) for half in ("top", "bottom"))
+        with np.errstate(invalid="ignore"):
+            controls.append(summary(_name(preset, arm, beta, "bottom / top, same seed"), bottom / top, "times"))
     controls += _controls(table, ("pwc", "dlgn", "pwc-large"), "epochs_bottom", "epochs", "bottom half to 0.05")
     why = (
         "The order always holds: the slow half is fitted within a few epochs and the fast half many times later. Whether "
