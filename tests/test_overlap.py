@@ -65,7 +65,12 @@ def test_truncated_gates_are_closed_on_both_branches() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.relu6(x)
 
+    class Clamp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(min=0, max=5)
+
     for module, wanted in (
+        (Clamp(), [False, False, True, True, False]),
         (Function(), [False, False, True, True, False]),
         (nn.ReLU6(), [False, False, True, True, False]),
         (nn.Hardtanh(), [False, True, True, False, False]),

@@ -80,6 +80,25 @@ def test_what_no_rule_serves_goes_the_general_way(name: str) -> None:
     assert any("per sample" in line for line in plan_tangent(*zoo.build(name)).methods)
 
 
+@pytest.mark.parametrize(
+    "name", ["shared_token", "experts", "sequence_first", "folded_batch", "position_embedding", "mlp"]
+)
+def test_cross_kernels_of_one_and_of_unlike_samples(name: str) -> None:
+    """Rules are checked on some samples and used on others: a lone sample, or one that takes another way."""
+    model, x = zoo.build(name)
+    slow = slow_kernel(model, x).diagonal(dim1=2, dim2=3).sum(-1)
+    for rows in (slice(0, 1), slice(0, 2), slice(3, 5)):
+        close(tangent_kernel(model, take(x, rows), x), slow[rows])
+        close(tangent_kernel(model, x, take(x, rows)), slow[:, rows])
+    close(tangent_kernel(model, take(x, slice(0, 1))), slow[:1, :1])
+
+
+def test_features_of_two_sets_share_their_columns() -> None:
+    model, x = zoo.build("embedding")
+    left, right = (tangent_features(model, x[part]) for part in (slice(0, 2), slice(2, 5)))
+    close(torch.einsum("nkp,mkp->nm", left, right), tangent_kernel(model, x[:2], x[2:]))
+
+
 @pytest.mark.parametrize("name", ["norms", "recurrent", "inplace_mlp", "transformer_layer"])
 def test_nothing_is_left_behind(name: str) -> None:
     model, x = zoo.build(name)
@@ -161,6 +180,8 @@ def test_parameters_by_pattern_add_up() -> None:
     close(weights + biases, tangent_kernel(model, x))
     with pytest.raises(Unsupported, match=r"0\.weight"):
         tangent_kernel(model, x, parameters="nothing.*")
+    with pytest.raises(InputError, match="wieght"):
+        tangent_kernel(model, x, parameters=["0.weight", "2.wieght"])
 
 
 def test_result_can_be_written_elsewhere() -> None:

@@ -309,3 +309,111 @@ def unused_layer():
             return self.used(x)
 
     return Idle(), torch.randn(N, 4)
+
+
+# --- ways of use that a rule for one layer, or a batch as one sees it, could get wrong ---------------------------
+
+
+class Shared(nn.Module):
+    """A layer applied to a learned token that all samples share, not to the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.layer, self.last = nn.Parameter(torch.randn(1, 4)), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(x * self.layer(self.token)))
+
+
+class Experts(nn.Module):
+    """Each sample goes through one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        right = x[:, 0] > 0
+        out = x.new_zeros(len(x), 2)
+        if right.any():
+            out[right] = self.first(x[right])
+        if (~right).any():
+            out[~right] = self.second(x[~right]).tanh()
+        return out
+
+
+@case(fast=False)
+def shared_token():
+    return Shared(), torch.randn(N, 4)
+
+
+@case(fast=False)
+def experts():
+    x = torch.randn(N, 4)
+    x[:, 0] = torch.tensor([1.0, 2.0, 1.0, -1.0, -2.0])
+    return Experts(), x
+
+
+@case()
+def viewed_image():
+    class View(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(2, 3, 3), nn.Linear(12, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.relu(self.conv(x)).view(len(x), -1))
+
+    return View(), torch.randn(N, 2, 4, 4)
+
+
+@case(fast=False)
+def position_embedding():
+    class Positioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.place, self.last = nn.Embedding(6, 4), nn.Embedding(8, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.token(x) + self.place(torch.arange(x.shape[1]))).mean(1))
+
+    return Positioned(), torch.randint(0, 6, (N, 7))
+
+
+@case(fast=False)
+def sequence_first():
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.layer(x.transpose(0, 1))).mean(0))
+
+    return First(), torch.randn(N, 3, 4)
+
+
+@case(fast=False)
+def folded_batch():
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = nn.Linear(4, 3), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.layer(x.reshape(-1, 4))).reshape(len(x), -1))
+
+    return Folded(), torch.randn(N, 2, 4)
+
+
+@case()
+def keyword_call():
+    class Keyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(input=x).tanh()
+
+    return Keyword(), torch.randn(N, 4)

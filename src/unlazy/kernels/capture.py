@@ -80,6 +80,11 @@ def channels_last(x: Inputs) -> Inputs:
     return pytree.tree_map(lay_out, x)
 
 
+def twice(x: Inputs) -> Inputs:
+    """Every sample two times: a batch in which a lone sample cannot be mistaken for something shared by all."""
+    return pytree.tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, x)
+
+
 def take(x: Inputs, part: slice) -> Inputs:
     """Some of the samples."""
     return pytree.tree_map(lambda leaf: leaf[part] if isinstance(leaf, Tensor) else leaf, x)
@@ -124,14 +129,15 @@ def forward(model: nn.Module, x: Inputs, watched: set[nn.Module]) -> tuple[Tenso
 def _tapped(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: bool) -> tuple[Tensor, list[Tap]]:
     taps: list[Tap] = []
 
-    def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        entered = arguments[0][-1] if isinstance(module, Affine) else arguments[0]
+    def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> Tensor | None:
+        first = arguments[0] if arguments else next(iter(options.values()))
+        entered = first[-1] if isinstance(module, Affine) else first
         if not output.requires_grad:
             output.requires_grad_(True)
         taps.append(Tap(module, entered.detach(), output, output._version))
         return output.clone() if copies else None
 
-    handles = [module.register_forward_hook(hook) for module in watched]
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
     try:
         with torch.enable_grad():
             return call(model, x), taps

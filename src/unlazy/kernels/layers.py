@@ -77,12 +77,13 @@ class Positions:
     g: Float[Tensor, "n k t m"]
     weight: bool
     bias: bool
+    tokens: int = 0  # size of the table, where ``a`` holds token numbers
 
     def tensors(self) -> list[Tensor]:
         return [self.a, self.g]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Positions:
-        return Positions(tensors[0], tensors[1], self.weight, self.bias)
+        return Positions(tensors[0], tensors[1], self.weight, self.bias, self.tokens)
 
 
 Share = Factors | Rows | Positions
@@ -188,12 +189,16 @@ def embedding(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     g = torch.cat([_k_second(call.gradient) for call in calls], dim=2)
     if module.padding_idx is not None:
         g = g * (tokens != module.padding_idx)[:, None, :, None]
-    n, k, t, d = g.shape
-    if t > module.num_embeddings:  # cheaper as a table
-        table = g.new_zeros(n, k, module.num_embeddings, d)
-        table.scatter_add_(2, tokens[:, None, :, None].expand(n, k, t, d), g)
-        return [Rows(table.flatten(2))]
-    return [Positions(tokens, g, weight=True, bias=False)]
+    share = Positions(tokens, g, weight=True, bias=False, tokens=module.num_embeddings)
+    return [Rows(token_table(share))] if tokens.shape[1] > module.num_embeddings else [share]
+
+
+def token_table(share: Positions) -> Float[Tensor, "n k p"]:
+    """Explicit gradients of an embedding: the rows of the table that a sample's tokens touch."""
+    n, k, t, d = share.g.shape
+    table = share.g.new_zeros(n, k, share.tokens, d)
+    table.scatter_add_(2, share.a[:, None, :, None].expand(n, k, t, d), share.g)
+    return table.flatten(2)
 
 
 def scale_and_shift(calls: list[Call], weight: bool, bias: bool) -> list[Share]:

@@ -28,6 +28,7 @@ class Bench:
 
 def add_trace(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench) -> None:
     """out[i, j] += sum over output directions of the paired gradients."""
+    _check_sizes(out, first, second)
     for a, b in zip(first, second, strict=True):
         if isinstance(a, Rows) and isinstance(b, Rows):
             out.addmm_(a.j.flatten(1), b.j.flatten(1).T)
@@ -44,6 +45,7 @@ def add_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench
 
     Then the block (l, k) is the transpose of (k, l), and only one of them is computed.
     """
+    _check_sizes(out, first, second)
     for a, b in zip(first, second, strict=True):
         inputs = _input_gram(a, b, bench) if isinstance(a, Factors) and isinstance(b, Factors) else None
         for k, m in itertools.product(range(out.shape[0]), repeat=2):
@@ -64,6 +66,12 @@ def add_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench
         for k in range(out.shape[0]):
             for m in range(k):
                 out[k, m].copy_(out[m, k].T)
+
+
+def _check_sizes(out: Tensor, first: Sequence[Share], second: Sequence[Share]) -> None:
+    """A share with another number of samples would be broadcast in silence."""
+    for side, shares in ((-2, first), (-1, second)):
+        assert all(len(tensor) == out.shape[side] for share in shares for tensor in share.tensors())
 
 
 def _input_gram(a: Factors, b: Factors, bench: Bench) -> Tensor | None:

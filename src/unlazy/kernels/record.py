@@ -37,6 +37,15 @@ def _between(low: float, high: float) -> Callable[[Tensor, tuple[Any, ...], dict
     return is_open
 
 
+def _clamped(pre: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    """Open strictly between the bounds given."""
+    bounds = dict(zip(("min", "max"), arguments[1:], strict=False)) | options
+    low, high = bounds.get("min"), bounds.get("max")
+    is_open = torch.ones_like(pre, dtype=torch.bool)
+    is_open = is_open if low is None else is_open & (pre > low)
+    return is_open if high is None else is_open & (pre < high)
+
+
 # A unit is open on the linear part of its activation; a truncated one is closed on both constant branches.
 HARD_GATES = {
     F.relu: _above_zero,
@@ -48,11 +57,17 @@ HARD_GATES = {
     F.relu6: lambda pre, arguments, options: (pre > 0) & (pre < 6),
     F.hardtanh: _between(-1.0, 1.0),
     F.hardtanh_: _between(-1.0, 1.0),
+    torch.clamp: _clamped,
+    Tensor.clamp: _clamped,
+    Tensor.clamp_: _clamped,
+    torch.clamp_min: _clamped,
+    Tensor.clamp_min: _clamped,
+    F.threshold: lambda pre, arguments, options: pre > (options.get("threshold", arguments[1] if arguments[1:] else 0)),
 }
 NO_HARD_GATE = {
     F.leaky_relu, F.leaky_relu_, F.gelu, F.silu, F.elu, F.elu_, F.selu, F.celu, F.softplus, F.mish, F.prelu,
     F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, torch.tanh, torch.sigmoid, Tensor.tanh, Tensor.sigmoid,
-    F.tanh, F.sigmoid, torch.prelu,
+    F.tanh, F.sigmoid, torch.prelu, F.glu, torch.maximum,
 }  # fmt: skip
 # What may stand between gates in a plain dense chain without changing which paths there are.
 PLAIN = {F.linear, torch.flatten, Tensor.flatten, Tensor.reshape, Tensor.view, F.dropout, F.batch_norm}
@@ -79,7 +94,7 @@ class Recording:
 
     def note(self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         if function in HARD_GATES:
-            pre = arguments[0].detach().clone()
+            pre = (arguments[0] if arguments else options["input"]).detach().clone()
             self.calls.append(GateCall(self._next_name(), pre, HARD_GATES[function](pre, arguments, options)))
         elif function in NO_HARD_GATE:
             raise Unsupported(

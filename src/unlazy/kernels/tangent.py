@@ -1,14 +1,16 @@
 """The empirical tangent kernel of any module: inner products of parameter gradients, exact, planned, fast.
 
 Layers we know pair their inputs and output gradients directly (``layers``, ``pairs``) and never form a Jacobian where that
-would be dearer; everything else goes through one backward pass per sample (``capture.rows_by_sample``). Which is which is
-*checked* on the first samples against that general path, so a weight used outside its layer cannot give a wrong number.
+would be dearer; everything else goes through one backward pass per sample (``capture.rows_by_sample``). Every rule is
+*checked* against that general path on a few samples from both ends of the data, and layers whose calls do not line up with
+the samples go the general way. Only a use of weights that depends on the data can escape the check; ``method="loop"`` is
+exact by definition.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import (
     Inputs,
+    Tap,
     calls_by_module,
     channels_last,
     check_inputs,
@@ -30,10 +33,11 @@ from unlazy.kernels.capture import (
     rows_by_sample,
     samples,
     take,
+    twice,
 )
 from unlazy.kernels.capture import call as call_model
 from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
-from unlazy.kernels.layers import Factors, Positions, Rows, Share, constant, linear, rule_for
+from unlazy.kernels.layers import Call, Factors, Positions, Rows, Share, constant, linear, rule_for, sum_of, token_table
 from unlazy.kernels.pairs import Bench, add_full, add_trace
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, Unsupported, require
@@ -66,6 +70,7 @@ def tangent_kernel(
     and patterns such as ``"features.*.weight"``. ``x``: a tensor, a tuple of arguments or a mapping of keyword arguments.
 
     f(x) means the module on a batch of one, in evaluation mode. ``memory``: ``"2GB"``, default half of what is free.
+    ``out``: where to put the result, ``[n, m]`` or ``[k, k, n, m]``, anything that takes slices; ``progress(done, tiles)``.
     ``method="loop"`` forces the general path. ``precision="bfloat16"`` rounds inside the Gram products only (relative error
     about 1e-3), ``"float64"`` computes a copy of the model in float64.
 
@@ -77,11 +82,26 @@ def tangent_kernel(
         require(x2 is None and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set.")
         return _stack_kernel(model, x, str(outputs), parameters, surrogate)
     model, x, x2 = _in_precision(model, x, x2, precision)
-    kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=method, surrogate=surrogate)
-    if x2 is not None:
-        check_inputs(x2)
-    with _gram_precision(precision), kernel.ready():
-        return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
+
+    def compute(way: str) -> Tensor:
+        kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, surrogate=surrogate)
+        kernel.rough = precision == "bfloat16"
+        with kernel.ready():
+            return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
+
+    return _with_fallback(compute, method)
+
+
+def _with_fallback(compute: Callable[[str], Tensor], method: str) -> Tensor:
+    """Try the rules; where calls turn out not to line up with the samples, take the general path for everything."""
+    try:
+        return compute(method)
+    except _RulesBroke:
+        return compute("loop")
+
+
+class _RulesBroke(Exception):  # noqa: N818
+    """A layer was called with something other than one entry per sample, or not by every sample."""
 
 
 def tangent_diagonal(
@@ -93,14 +113,15 @@ def tangent_diagonal(
     method: str = "auto",
 ) -> Tensor:
     """The diagonal alone, ``[n]`` (or ``[n, k, k]``): squared gradient norms, at the cost of the features."""
-    kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=method)
-    found = []
-    with kernel.ready():
-        for start in range(0, samples(x), kernel.chunk):
-            rows = torch.cat(_rows(kernel.features(take(x, slice(start, start + kernel.chunk)))), dim=-1)  # [n, k, p]
-            found.append(rows @ rows.mT)
-    blocks = torch.cat(found)
-    return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
+
+    def compute(way: str) -> Tensor:
+        kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=way)
+        with kernel.ready():
+            parts = [take(x, slice(start, start + kernel.chunk)) for start in range(0, samples(x), kernel.chunk)]
+            blocks = torch.cat([sum_of([_own_block(share) for share in kernel.features(part)]) for part in parts])
+        return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
+
+    return _with_fallback(compute, method)
 
 
 def layer_kernels(
@@ -125,7 +146,7 @@ def plan_tangent(
     method: str = "auto",
 ) -> Plan:
     """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Nothing big runs."""
-    kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=method)
+    kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=method)
     return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
 
 
@@ -136,6 +157,7 @@ class TangentKernel:
         self,
         model: nn.Module,
         x: Inputs,
+        x2: Inputs | None = None,
         *,
         outputs: Outputs = "trace",
         parameters: str | Sequence[str] = "trainable",
@@ -143,25 +165,29 @@ class TangentKernel:
         surrogate: bool = False,
     ) -> None:
         require(method in ("auto", "loop"), f"method must be 'auto' or 'loop', got {method!r}.")
-        check_inputs(x)
+        for data in (x, x2):
+            if data is not None:
+                check_inputs(data)
         self.chosen = select_parameters(model, parameters)
         exact = isinstance(model, GatedNet) and not surrogate and not model.exact_gates()
         self.model: nn.Module = model.hard() if exact else model  # type: ignore[operator]
-        first = take(x, slice(0, CHECKED_SAMPLES))
+        probes = _ends(x) + ([] if x2 is None else _ends(x2)[-1:])
         with evaluating(self.model), torch.no_grad():
-            out = call_model(self.model, first)
+            out = call_model(self.model, probes[0])
             alone = call_model(self.model, take(x, slice(0, 1)))
         self.dtype, self.device = out.dtype, out.device
         self.directions, pairing = _directions(outputs, out)
         self.tail: tuple[int, ...] = (len(self.directions),) * 2 if pairing == "full" else ()
         self._check_samples_apart(out[:1], alone)
         self.fast = self._candidates() if method == "auto" else {}
-        self.chunk = 1
+        self.idle: set[nn.Module] = set()
+        self.chunk, self.rough, self.plain_layout = 1, False, False
         self.bench = Bench()
         with self.ready():
-            self._check_rules(first)
-            self.feature_bytes, self.chunk = self._costs(take(x, slice(0, 1)))
-        self.work_bytes = WORK_BYTES
+            for probe in probes:
+                self._check_rules(probe)
+            self.feature_bytes, work, self.chunk = self._costs(probes[0])
+        self.work_bytes = min(WORK_BYTES, work * max(samples(x), 0 if x2 is None else samples(x2)))
         self.best_tile = 256 if len(self.directions) > 1 and not self.tail else 512
         self.methods = self._describe()
 
@@ -182,10 +208,11 @@ class TangentKernel:
         ]
 
     def block(self, out: Tensor, a: list[Share], b: list[Share], *, same: bool) -> None:
-        if self.tail:
-            add_full(out, a, b, self.bench, same=same)
-        else:
-            add_trace(out, a, b, self.bench)
+        with _gram_precision(self.rough):
+            if self.tail:
+                add_full(out, a, b, self.bench, same=same)
+            else:
+                add_trace(out, a, b, self.bench)
         if same:  # products of a matrix with its transpose are symmetric only up to rounding
             for square in out.diagonal(dim1=0, dim2=1).movedim(-1, 0) if self.tail else [out]:
                 square.copy_(square.triu() + square.triu(1).T)
@@ -217,42 +244,49 @@ class TangentKernel:
                 "The tangent kernel is defined on batches of one; take the mixing layer out, or wrap the model.",
             )
 
-    def _check_rules(self, first: Inputs) -> None:
-        """Compare every rule with the general path on the first samples; what disagrees goes the general way."""
+    def _check_rules(self, probe: Inputs) -> None:
+        """Compare every rule with the general path on a few samples; what disagrees goes the general way."""
         random = torch.Generator().manual_seed(0)
         keep = self.directions
         self.directions = torch.randn(1, keep.shape[1], generator=random, dtype=torch.float64).to(keep)
-        self.chunk = samples(first)
+        self.chunk = samples(probe)
         try:
-            by_module = self._by_module(first)
+            by_module = self._calls(probe, demote=True)
             owned = {module: _own_parameters(module, picked) for module, picked in self.fast.items()}
             every = [parameter for parameters in owned.values() for parameter in parameters]
-            exact_rows = rows_by_sample(self.model, first, every, self.directions) if every else None
+            exact_rows = rows_by_sample(self.model, probe, every, self.directions) if every else None
             start = 0
             for module, parameters in owned.items():
                 assert exact_rows is not None
                 size = sum(parameter.numel() for parameter in parameters)
                 part = exact_rows[:, 0, start : start + size]
-                exact = part @ part.T
                 start += size
-                rule = torch.zeros_like(exact)
+                exact, rule = part @ part.T, torch.zeros_like(part @ part.T)
                 if module in by_module:
-                    add_trace(rule, by_module[module], by_module[module], self.bench)
-                if not torch.allclose(
-                    rule, exact, rtol=0, atol=1e4 * torch.finfo(self.dtype).eps * float(exact.abs().max())
-                ):
+                    shares = self._apply(module, by_module[module])
+                    if shares is not None:
+                        add_trace(rule, shares, shares, self.bench)
+                tolerance = 1e4 * torch.finfo(self.dtype).eps * float(exact.abs().max())
+                if not torch.allclose(rule, exact, rtol=0, atol=tolerance):
                     del self.fast[module]
+                elif module not in by_module:
+                    self.idle.add(module)
+                elif module in self.idle:  # called by some samples, not by others
+                    del self.fast[module]
+                    self.idle.discard(module)
         finally:
             self.directions = keep
 
-    def _costs(self, one: Inputs) -> tuple[int, int]:
-        """Bytes of features per sample, and how many samples' activations and gradients fit the working memory."""
-        shares = self._shares(one)
-        held = sum(tensor.numel() * tensor.element_size() for share in shares for tensor in share.tensors())
-        _, taps = forward(self.model, one, set(self.fast))
-        touched = sum(tap.output.numel() * tap.output.element_size() for tap in taps)
+    def _costs(self, few: Inputs) -> tuple[int, int, int]:
+        """Bytes per sample of features and of working memory, and how many samples fit the latter at once."""
+        n = samples(few)
+        self.chunk = n
+        shares = self._shares(few)
+        held = sum(tensor.numel() * tensor.element_size() for share in shares for tensor in share.tensors()) // n
+        _, taps = self._forward(few)
+        touched = sum(tap.output.numel() * tap.output.element_size() for tap in taps) // n
         work = 3 * (len(self.directions) + 2) * touched + held
-        return held, max(1, min(1024, WORK_BYTES // max(1, work)))
+        return held, work, max(1, min(1024, WORK_BYTES // max(1, work)))
 
     def _describe(self) -> tuple[str, ...]:
         names = {module: name for name, module in self.model.named_modules()}
@@ -266,21 +300,51 @@ class TangentKernel:
         served = {id(p) for module, picked in self.fast.items() for p in _own_parameters(module, picked)}
         return [parameter for parameter in self.chosen.values() if id(parameter) not in served]
 
-    def _by_module(self, x: Inputs) -> dict[nn.Module, list[Share]]:
-        out, taps = forward(self.model, channels_last(x), set(self.fast))
+    def _forward(self, x: Inputs) -> tuple[Tensor, list[Tap]]:
+        """With channels innermost, unless the model needs the plain layout (it may ask for views)."""
+        if not self.plain_layout:
+            try:
+                return forward(self.model, channels_last(x), set(self.fast))
+            except RuntimeError as error:
+                if "view" not in str(error):
+                    raise
+                self.plain_layout = True
+        return forward(self.model, x, set(self.fast))
+
+    def _calls(self, x: Inputs, *, demote: bool) -> dict[nn.Module, list[Call]]:
+        """The calls of each fast module. Calls that do not have one entry per sample spoil it: demote it, or stop."""
+        out, taps = self._forward(x)
+        n = samples(x)
+        crooked = {tap.module for tap in taps if len(tap.input) != n or len(tap.output) != n}
+        if crooked and not demote:
+            raise _RulesBroke
+        for module in crooked:
+            del self.fast[module]
+        taps = [tap for tap in taps if tap.module not in crooked]
         batched = all(rule_for(module) in (linear, constant) for module in self.fast)
-        grouped = calls_by_module(taps, gradients(out, taps, self.directions, batched=batched))
-        with torch.no_grad():
-            shares = {}
-            for module, calls in grouped.items():
-                rule = rule_for(module)
-                assert rule is not None
-                shares[module] = rule(calls, *self.fast[module])
-            return shares
+        return calls_by_module(taps, gradients(out, taps, self.directions, batched=batched))
+
+    def _apply(self, module: nn.Module, calls: list[Call]) -> list[Share] | None:
+        """The shares of a module; ``None`` where its rule does not fit the calls."""
+        rule = rule_for(module)
+        assert rule is not None
+        try:
+            with torch.no_grad():
+                return rule(calls, *self.fast[module])
+        except (RuntimeError, ValueError, IndexError):
+            return None
 
     def _shares(self, x: Inputs) -> list[Share]:
-        by_module = self._by_module(x) if self.fast else {}
-        shares = [share for module in self.fast for share in by_module.get(module, [])]
+        shares: list[Share] = []
+        by_module = self._calls(x, demote=False) if self.fast else {}
+        for module in self.fast:
+            if (module in by_module) == (module in self.idle):
+                raise _RulesBroke  # used by other samples than those it was checked on
+            if module in by_module:
+                found = self._apply(module, by_module[module])
+                if found is None:
+                    raise _RulesBroke
+                shares += found
         rest = self._rest()
         if rest or not shares:
             rows = rows_by_sample(self.model, x, rest, self.directions) if rest else None
@@ -293,9 +357,13 @@ def tangent_features(
     model: nn.Module, x: Inputs, *, parameters: str | Sequence[str] = "trainable", method: str = "auto"
 ) -> Float[Tensor, "n o p"]:
     """grad f_o(x_i) over the chosen parameters as rows ``[n, outputs, p]`` (grouped by layer, not in parameter order)."""
-    kernel = TangentKernel(model, x, outputs="full", parameters=parameters, method=method)
-    with kernel.ready():
-        return torch.cat(_rows(kernel.features(x)), dim=-1)
+
+    def compute(way: str) -> Tensor:
+        kernel = TangentKernel(model, x, outputs="full", parameters=parameters, method=way)
+        with kernel.ready():
+            return torch.cat(_rows(kernel.features(x)), dim=-1)
+
+    return _with_fallback(compute, method)
 
 
 def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
@@ -312,6 +380,9 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
     else:
         patterns = [parameters] if isinstance(parameters, str) else list(parameters)
         chosen = {name: p for name, p in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        for pattern in patterns:
+            if chosen and not any(fnmatchcase(name, pattern) for name in named):
+                raise InputError(f"no parameter matches {pattern!r}; there are: {', '.join(list(named)[:5])}, ...")
     if not chosen:
         known = ", ".join(list(named)[:5]) + (", ..." if len(named) > 5 else "")
         raise Unsupported(
@@ -369,14 +440,33 @@ def _rows(shares: Sequence[Share]) -> list[Tensor]:
 
 
 def _position_rows(share: Positions) -> list[Tensor]:
+    if not share.a.is_floating_point():
+        return [token_table(share)]
+    rows = [torch.einsum("nktm,ntd->nkmd", share.g, share.a).flatten(2)] if share.weight else []
+    return rows + ([share.g.sum(2)] if share.bias else [])
+
+
+def _own_block(share: Share) -> Float[Tensor, "n k k"]:
+    """Every sample paired with itself."""
+    if isinstance(share, Rows):
+        return share.j @ share.j.mT
+    if isinstance(share, Factors):
+        squares = share.a.square().sum(-1) * share.weight + share.bias
+        return squares[:, None, None] * (share.g @ share.g.mT)
     if share.a.is_floating_point():
-        rows = [torch.einsum("nktm,ntd->nkmd", share.g, share.a).flatten(2)] if share.weight else []
-        return rows + ([share.g.sum(2)] if share.bias else [])
-    n, k, t, d = share.g.shape
-    tokens, places = share.a.unique(return_inverse=True)
-    table = share.g.new_zeros(n, k, len(tokens), d)
-    table.scatter_add_(2, places[:, None, :, None].expand(n, k, t, d), share.g)
-    return [table.flatten(2)]
+        inputs = share.a @ share.a.mT * share.weight + share.bias
+    else:
+        inputs = (share.a[:, :, None] == share.a[:, None, :]).to(share.g.dtype)
+    return torch.einsum("nts,nktm,nlsm->nkl", inputs, share.g, share.g)
+
+
+def _ends(x: Inputs) -> list[Inputs]:
+    """A few samples from the start and from the end of the data; a lone sample twice."""
+    n = samples(x)
+    first = take(x, slice(0, CHECKED_SAMPLES))
+    if n <= CHECKED_SAMPLES:
+        return [twice(first)]
+    return [first, take(x, slice(n - CHECKED_SAMPLES, n))]
 
 
 # --- precision -----------------------------------------------------------------------------------------------
@@ -396,9 +486,9 @@ def _in_precision(
 
 
 @contextmanager
-def _gram_precision(precision: str | None) -> Iterator[None]:
+def _gram_precision(rough: bool) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
-    if precision == "bfloat16":
+    if rough:
         torch.set_float32_matmul_precision("medium")
     try:
         yield
