@@ -11,9 +11,24 @@ import torch
 from typer.testing import CliRunner
 
 import unlazy
-from unlazy import Circle, Dataset, Fixed, HardGate, InputError, Measure, Member, NetSpec, Recipe, Run, SoftGate, fit
+from unlazy import (
+    Circle,
+    Dataset,
+    Fixed,
+    HardGate,
+    InputError,
+    Measure,
+    Member,
+    NetSpec,
+    Recipe,
+    Run,
+    SoftGate,
+    StoreError,
+    fit,
+)
 from unlazy.claims.catalogue import CATALOGUE
 from unlazy.cli import app as cli
+from unlazy.cli.runs import find_run
 from unlazy.probes import standard
 from unlazy.studies.halfspace.circle.settings import SCALES
 from unlazy.studies.halfspace.circle.train import Job, jobs
@@ -300,11 +315,20 @@ def test_runs_show_prints_facts_and_last_measurement(two_runs):
     assert float(facts["loss_top"]) == pytest.approx(Run(two_runs / "slow").scalars("loss_top")[1][-1].mean(), rel=1e-4)
 
 
+def test_a_run_can_be_named_by_the_beginning_of_its_id(two_runs):
+    run_id = Run(two_runs / "slow").id
+    answer = invoke("runs", "show", run_id[:8], "--root", two_runs)
+    assert answer.exit_code == 0
+    assert str(two_runs / "slow") in answer.stdout
+    with pytest.raises(StoreError, match="0 runs below"):
+        find_run("zzzz", two_runs)
+
+
 def test_runs_compare_prints_what_differs_and_nothing_else_of_the_settings(two_runs):
     answer = invoke("runs", "compare", two_runs / "slow", two_runs / "fast")
     assert answer.exit_code == 0
     rows = [line.split() for line in answer.stdout.splitlines()]
     settings = [row for row in rows if row[0].split("[")[0].split(".")[0] in Run(two_runs / "slow").header["recipe"]]
-    assert settings == [["members[0].lr", "0.001", "0.01"], ["members[1].lr", "0.001", "0.01"]]
+    assert settings == [["members.lr", "0.001", "0.01"]]
     [loss] = [row for row in rows if row[0] == "loss"]
     assert float(loss[1]) != float(loss[2])

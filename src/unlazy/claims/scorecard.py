@@ -21,9 +21,10 @@ PAPERS = {
 
 
 def results_folder() -> Path:
-    """``results`` in the current folder, else the copy shipped with the package."""
-    here = Path("results")
-    return here if here.is_dir() else Path(__file__).parent.parent / "results"
+    """``results`` in the current folder, else the copy shipped with the package, else that of the checkout."""
+    package = Path(__file__).parent.parent
+    places = (Path("results"), package / "results", package.parent.parent / "results")
+    return next((place for place in places if place.is_dir()), places[0])
 
 
 def load_results(folder: Path) -> list[dict[str, Any]]:
@@ -52,11 +53,34 @@ def scorecard(results: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def number_text(value: float | None, interval: Sequence[float | None] | None, unit: str | None) -> str:
-    """``1.3 [1.1, 1.5] epochs``; a missing bound reads "never"."""
+    """``1.3 [1.1, 1.5] epochs``; a missing number reads "never" for times, and a dash otherwise."""
     if interval is None:
         return ""
-    low, high = ("never" if bound is None else f"{bound:.3g}" for bound in interval)
-    return f"{'never' if value is None else f'{value:.3g}'} [{low}, {high}] {unit or ''}".strip()
+    missing = "never" if unit in ("epochs", "times") else "–"
+    middle, low, high = (missing if number is None else f"{number:.3g}" for number in (value, *interval))
+    return f"{middle} [{low}, {high}] {unit or ''}".strip()
+
+
+def ours_text(row: Row) -> str:
+    """The headline number of a row, or why there is none."""
+    if row["verdict"] == "not run yet":
+        return "too short to tell" if row["parts"] else ""
+    return number_text(row["value"], row["interval"], row["unit"])
+
+
+def seeds_text(row: Row) -> str:
+    return "" if row["seeds"] is None or row["verdict"] == "not run yet" else f"{row['agree']}/{row['seeds']}"
+
+
+def verdict_text(row: Row) -> str:
+    """Mark, word, and how many parts hold: the headline number is the first part's alone."""
+    words = f"{MARKS[row['verdict']]} {row['verdict']}"
+    held = sum(part["verdict"] == "holds" for part in row["parts"])
+    return (
+        words
+        if row["verdict"] == "not run yet" or len(row["parts"]) < 2
+        else f"{words} ({held} of {len(row['parts'])} parts hold)"
+    )
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
@@ -69,7 +93,8 @@ def to_markdown(rows: Sequence[Row]) -> str:
         "Every numbered claim of the three papers: what the paper gives, what we measured (median over seeds and its",
         "95 % interval, headline part), how many seeds agree, and the verdict. The rule was fixed before the run:",
         "*holds* when at least 90 % of the seeds and the whole interval are on the claimed side, *partly* when the",
-        "median is, *fails* otherwise; a claim with several parts holds only if all of them do.",
+        "median is, *fails* otherwise, *censored* when training was too short to tell. A claim whose parts agree has their",
+        "verdict, otherwise it is *partly* true.",
     ]
     for paper, title in PAPERS.items():
         chosen = [row for row in rows if row["paper"] == paper]
@@ -86,9 +111,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 
 def _summary_line(row: Row) -> str:
-    ours = number_text(row["value"], row["interval"], row["unit"])
-    seeds = "" if row["seeds"] is None else f"{row['agree']}/{row['seeds']}"
-    cells = (row["id"], row["statement"], row["paper_value"], ours, seeds, f"{MARKS[row['verdict']]} {row['verdict']}")
+    cells = (row["id"], row["statement"], row["paper_value"], ours_text(row), seeds_text(row), verdict_text(row))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -2,8 +2,8 @@
 
 *holds*: at least 90 % of the seeds are on the claimed side of the threshold and the 95 % interval of the median
 lies wholly there. *partly*: the median is on that side. *fails*: it is not. *censored*: training was too short to
-tell. A claim with several parts holds if all parts hold, fails if none is even partly true, and is partly true
-otherwise.
+tell. A claim whose parts agree has their verdict; otherwise it is partly true. A censored part thus keeps a claim from
+holding and from failing; where all parts are censored the claim counts as not run yet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Part:
     threshold: float
     unit: str
     values: NDArray[np.float64]
-    horizon: float = np.inf  # for times: how long was looked; infinity in ``values`` means "not within the horizon"
+    horizon: float | NDArray[np.float64] = np.inf  # for times: how long was looked (infinity in values: not within it)
 
     def __post_init__(self) -> None:
         require(self.side in (">", "<"), f"side must be '>' or '<', got {self.side!r}.")
@@ -62,7 +62,7 @@ class Part:
             "seeds": len(self.values),
             "agree": int(agrees[~unknown].sum()),
             "rule": f"{self.side} {self.threshold:g}",
-            "horizon": _plain(self.horizon),
+            "horizon": _plain(float(np.min(self.horizon))),
         }
 
 
@@ -88,7 +88,7 @@ def summary(name: str, values: ArrayLike, unit: str = "") -> Row:
         "value": _plain(_median(numbers)),
         "interval": [_plain(low), _plain(high)],
         "unit": unit,
-        "seeds": len(numbers),
+        "seeds": int((~np.isnan(numbers)).sum()),
     }
 
 
@@ -96,7 +96,7 @@ def combine(verdicts: Sequence[str]) -> str:
     """One verdict from those of the parts: unanimous, or partly; all censored: not run yet."""
     votes = set(verdicts)
     if len(votes) > 1:
-        return "fails" if votes == {"fails", "censored"} else "partly"
+        return "partly"
     return "not run yet" if votes == {"censored"} else votes.pop()
 
 

@@ -118,6 +118,7 @@ def claims(
         typer.echo(json.dumps(rows, indent=1))
     else:
         _print_rows(rows)
+        typer.echo(f"\nfrom {folder}; the headline number is that of each claim's first part")
 
 
 @runs_app.callback()
@@ -134,23 +135,24 @@ def list_runs(
         print_list(root or runs_folder(), study, state, as_json)
 
 
-@runs_app.command("show")
-def show_run(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """What a run is, how far it came, and its last measurement."""
-    from unlazy.cli.runs import print_run
+RunArgument = Annotated[str, typer.Argument(help="A run folder, or the beginning of a run's id.")]
+RootOption = Annotated[Path | None, typer.Option(help="Where ids are looked up (default: UNLAZY_RUNS, or ./runs).")]
 
-    print_run(folder)
+
+@runs_app.command("show")
+def show_run(run: RunArgument, root: RootOption = None) -> None:
+    """What a run is, how far it came, and its last measurement."""
+    from unlazy.cli.runs import find_run, print_run
+
+    print_run(find_run(run, root or runs_folder()))
 
 
 @runs_app.command("compare")
-def compare_runs(
-    first: Annotated[Path, typer.Argument(help="A run folder.")],
-    second: Annotated[Path, typer.Argument(help="Another run folder.")],
-) -> None:
+def compare_runs(first: RunArgument, second: RunArgument, root: RootOption = None) -> None:
     """Where two runs differ: settings first, then their last common measurements."""
-    from unlazy.cli.runs import print_comparison
+    from unlazy.cli.runs import find_run, print_comparison
 
-    print_comparison(first, second)
+    print_comparison(*(find_run(run, root or runs_folder()) for run in (first, second)))
 
 
 def _reproduce(name: str, scale: str, seeds: int | None, workers: int, runs: Path, results: Path) -> dict[str, Any]:
@@ -175,19 +177,17 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from unlazy.claims.scorecard import MARKS, number_text
+    from unlazy.claims.scorecard import ours_text, seeds_text, verdict_text
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     table = Table("claim", "statement", "paper", "ours (median, 95 %)", "seeds", "verdict", box=None, pad_edge=False)
     for row in rows:
-        ours = number_text(row["value"], row["interval"], row["unit"])
-        seeds = "" if row["seeds"] is None else f"{row['agree']}/{row['seeds']}"
         table.add_row(
             row["id"],
             row["statement"],
             row["paper_value"],
-            escape(ours),
-            seeds,
-            f"{MARKS[row['verdict']]} {row['verdict']}",
+            escape(ours_text(row)),
+            seeds_text(row),
+            verdict_text(row),
         )
     console.print(table)

@@ -40,21 +40,38 @@ def print_list(root: Path, study: str | None, state: str | None, as_json: bool) 
         typer.echo(f"damaged: {damage}", err=True)
 
 
-def print_run(folder: Path) -> None:
+def find_run(name: str, root: Path) -> Run:
+    """The run in this folder, or the one below ``root`` whose id begins so."""
+    if Path(name).exists() or "/" in name:
+        return Run(name)
+    found = [run for run in find_runs(root)[0] if run.id.startswith(name)]
+    if len(found) != 1:
+        many = f"{len(found)} runs below {root} have ids that begin with {name!r}"
+        raise StoreError(f"{name} is not a run folder, and {many}. `unlazy runs --root {root}` lists them.")
+    return found[0]
+
+
+def print_run(run: Run) -> None:
     """Header facts and the last value of every scalar, median over members."""
-    run = Run(folder)
     for name, value in describe(run).items():
-        typer.echo(f"{name:12} {value}")
+        if value is not None:
+            typer.echo(f"{name:12} {value}")
     for name in ("unlazy", "torch", "threads", "dtype", "started"):
         typer.echo(f"{name:12} {run.header['provenance'][name]}")
     for name, value in last_medians(run).items():
         typer.echo(f"{name:20} {value:.6g}")
 
 
-def print_comparison(first: Path, second: Path) -> None:
-    """Settings that differ, then the last medians side by side."""
-    a, b = Run(first), Run(second)
+def print_comparison(a: Run, b: Run) -> None:
+    """Settings that differ, then the last medians over members side by side."""
+    typer.echo(f"{'':32} {a.folder.name:>20} {b.folder.name:>20}")
     flat_a, flat_b = (flatten(run.header["recipe"]) for run in (a, b))
+    for side, run in ((flat_a, a), (flat_b, b)):  # members are many: show the values they take
+        for key in [key for key in side if key.startswith("members[")]:
+            del side[key]
+        for name in ("seed", "lr", "beta"):
+            values = {str(member.get(name)) for member in run.members}
+            side[f"members.{name}"] = values.pop() if len(values) == 1 else f"{len(values)} values"
     for key in sorted(flat_a.keys() | flat_b.keys()):
         left, right = flat_a.get(key, "-"), flat_b.get(key, "-")
         if left != right and not key.startswith("measures"):

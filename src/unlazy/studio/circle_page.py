@@ -151,7 +151,7 @@ def story(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
             (
                 "Is it the frozen gates?",
                 f"With its gates frozen as drawn, the same network stands at {median('pwc-frozen', 'loss_end'):.2f} after "
-                f"{table.horizon(preset, 'pwc-frozen')} epochs. But a steeper gate changes the story: see the curves for "
+                f"{table.horizon(preset, 'pwc-frozen')} epochs. A steeper gate narrows the gap: see the curves for "
                 "larger beta in the first figure, and the floor that hard gates cannot pass. "
                 + _verdict_words(rows["C8"]),
             )
@@ -161,11 +161,12 @@ def story(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
             "Gates as trained are not yet half-spaces",
             f"The smooth gate used in training is only near a half-space. Evaluated with hard gates the trained network's "
             f"loss is {median('pwc', 'loss_hard_gates_end'):.2g} instead of {median('pwc', 'loss_end'):.2g}. We report both, "
-            "always.",
+            "side by side, in the results and in the last figure.",
         )
     )
     return tuple(told)
 
 
 def _verdict_words(row: Row) -> str:
-    return f"The paper's claim ({row['id']}): {row['verdict']}."
+    verdict = "too short to tell here" if row["verdict"] == "not run yet" else row["verdict"]
+    return f"The paper's claim ({row['id']}): {verdict}."

@@ -233,7 +233,10 @@ def _scorecard(page: Page) -> str:
 
 def _claim(row: Mapping[str, Any], figures: set[str]) -> str:
     place = " \u00b7 ".join(escape(str(row[key])) for key in ("id", "where", "scale") if row.get(key))
-    seeds = f"{row['agree']} of {row['seeds']} agree" if row.get("agree") is not None else row.get("seeds")
+    judged = row["verdict"] != "not run yet"
+    seeds = f"{row['agree']} of {row['seeds']} agree" if judged and row.get("agree") is not None else None
+    held = sum(part.get("verdict") == "holds" for part in row.get("parts") or ())
+    count = f"{held} of {len(row['parts'])} parts hold" if judged and row.get("parts") else "too short to tell"
     more = f"<p>{escape(str(row['why']))}</p>" if row.get("why") else ""
     if parts := row.get("parts"):
         lines = "".join(
@@ -246,11 +249,12 @@ def _claim(row: Mapping[str, Any], figures: set[str]) -> str:
     if figure in figures:
         more += f'<p><a href="#figure-{escape(figure)}">See the figure</a></p>'
     more += f"<p><code>{escape(str(row['command']))}</code></p>" if row.get("command") else ""
-    details = f"<details><summary>parts and reasons</summary>{more}</details>" if more else ""
+    details = f"<details><summary>{count}: parts and reasons</summary>{more}</details>" if more else ""
     return (
         f"<tbody><tr><td>{_verdict(row['verdict'])}</td>"
         f'<td>{escape(str(row.get("statement", "")))}<div class="place">{place}</div>{details}</td>'
-        f"<td>{_number(row.get('paper_value'))}</td><td>{_measured(row)}</td><td>{_number(seeds)}</td></tr></tbody>"
+        f"<td>{_number(row.get('paper_value'))}</td><td>{_measured(row) if judged else _number(None)}</td>"
+        f"<td>{_number(seeds)}</td></tr></tbody>"
     )
 
 
@@ -266,8 +270,9 @@ def _measured(row: Mapping[str, Any]) -> str:
     interval = row.get("interval")
     if not interval:
         return _number(None)
-    value, low, high = ("never" if number is None else _number(number) for number in (row.get("value"), *interval))
-    unit = f" {escape(str(row['unit']))}" if row.get("unit") and value != "never" else ""
+    missing = "never" if row.get("unit") in ("epochs", "times") else _number(None)
+    value, low, high = (missing if number is None else _number(number) for number in (row.get("value"), *interval))
+    unit = f" {escape(str(row['unit']))}" if row.get("unit") and value != missing else ""
     return f'{value}{unit}<div class="place">{low} to {high}</div>'
 
 

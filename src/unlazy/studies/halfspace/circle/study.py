@@ -40,7 +40,7 @@ def reproduce(
         runs / "circle",
         scale,
         workers=workers,
-        progress=lambda done, total: progress("training", done, total),
+        progress=lambda done, total: progress("epochs", done, total),
     )
     table: dict[str, Any] = {
         "study": "circle",
