@@ -17,15 +17,22 @@ from unlazy import (
     centered_alignment,
     effective_rank,
     kernel_distance,
+    kernel_regression,
+    kernel_velocity,
     member,
+    neural_path_kernel,
     overlap_kernel,
     path_count,
     relative_change,
+    spectrum,
     tangent_kernel,
+    top_normalise,
     trace_normalise,
 )
 from unlazy.kernels import reference
 from unlazy.kernels.compare import regression_loss
+from unlazy.models.gates import HardGate
+from unlazy.models.spec import NetSpec
 
 EXACT = [name for name, spec in cases.SPECS.items() if spec.gate != cases.SPECS["dlgn-hard"].gate]
 
@@ -172,6 +179,56 @@ def test_effective_rank_of_known_spectra() -> None:
     close(effective_rank(torch.eye(5, dtype=torch.float64)), torch.tensor(5.0, dtype=torch.float64))
     rank_one = torch.ones(5, 5, dtype=torch.float64)
     torch.testing.assert_close(effective_rank(rank_one), torch.tensor(1.0, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+def test_ranks_of_a_known_spectrum() -> None:
+    kernel = torch.diag(torch.tensor([4.0, 2.0, 2.0, 0.0], dtype=torch.float64))
+    assert spectrum(kernel).tolist() == [4.0, 2.0, 2.0, 0.0]
+    assert float(effective_rank(kernel, "participation")) == pytest.approx(64 / 24)
+    assert float(effective_rank(kernel, "stable")) == pytest.approx(2.0)
+    assert float(effective_rank(kernel)) == pytest.approx(2 ** (0.5 * 1 + 0.25 * 2 * 2))  # entropy 1.5 bits
+    close(top_normalise(kernel), kernel / 4)
+    with pytest.raises(InputError, match="participation"):
+        effective_rank(kernel, "some")
+
+
+def test_velocity_is_distance_over_time() -> None:
+    a, b = random_kernel(1), random_kernel(2)
+    close(kernel_velocity(a, b, 4.0), kernel_distance(a, b) / 4)
+    with pytest.raises(InputError, match="later"):
+        kernel_velocity(a, b, 0.0)
+
+
+def test_kernel_regression_is_ridge_on_features() -> None:
+    random = torch.Generator().manual_seed(5)
+    features, new = (torch.randn(n, 4, generator=random, dtype=torch.float64) for n in (9, 3))
+    y = torch.randn(9, 2, generator=random, dtype=torch.float64)
+    kernel = features @ features.T
+    ridge = 0.3 * float(kernel.diagonal().mean())
+    weights = torch.linalg.solve(features.T @ features + ridge * torch.eye(4, dtype=torch.float64), features.T @ y)
+    close(kernel_regression(kernel, y, new @ features.T, ridge=0.3), new @ weights)
+    with pytest.raises(InputError, match="ridge"):
+        kernel_regression(torch.ones(3, 3), torch.ones(3, 1), torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("experts", ["linear", "constant"])
+def test_expected_value_kernel_is_the_neural_path_kernel(experts: str) -> None:
+    """E[tangent kernel of the value weights | gates] = L s^(2 (L - 1)) H, at any width: over many draws of the values."""
+    spec = NetSpec(3, experts=experts, width=4, depth=2, gate_bias=False, value_bias=False, gate=HardGate(None))
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    stack = build_stack(spec, list(range(6000)), dtype=torch.float64)
+    with torch.no_grad():  # the same gates in every member, fresh values of variance s^2
+        random = torch.Generator().manual_seed(1)
+        for name, parameter in stack.named_parameters():
+            if name.startswith("gate_layers"):
+                parameter.copy_(parameter[:1].expand_as(parameter).clone())
+            else:
+                parameter.copy_(0.7 * torch.randn(parameter.shape, generator=random, dtype=torch.float64))
+    draws = tangent_kernel(stack, x, parameters="value")
+    expected = 3 * 0.7**4 * neural_path_kernel(member(stack, 0), x)
+    error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - expected).abs() <= 5 * error + 1e-12).all()
+    assert float(expected.abs().max()) > 20 * float(error.max())  # the test can tell a wrong constant
 
 
 def test_regression_loss_equals_least_squares() -> None:

@@ -12,6 +12,7 @@ import zoo
 from unlazy import InputError, Unsupported
 from unlazy.kernels.capture import call, samples, take
 from unlazy.kernels.gram import gram, parse_memory, plan_gram
+from unlazy.kernels.projection import project_tangents
 from unlazy.kernels.tangent import (
     TangentKernel,
     layer_kernels,
@@ -242,3 +243,31 @@ def test_wrong_outputs_are_named() -> None:
     for outputs in ("some", 7, [0, 9], []):
         with pytest.raises(InputError, match="outputs"):
             tangent_kernel(model, x, outputs=outputs)
+
+
+# --- projections ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "scalar_output", "embedding"])
+def test_projections_estimate_the_kernel_with_the_error_they_state(name: str) -> None:
+    """Over many seeds: no bias, and a spread that is the stated standard error."""
+    model, x = zoo.build(name)
+    exact = tangent_kernel(model, x)
+    estimates, errors = [], []
+    for seed in range(150):
+        projected = project_tangents(model, x, 64, seed=seed)
+        estimates.append(projected.kernel())
+        errors.append(projected.error())
+    found, stated = torch.stack(estimates), torch.stack(errors).mean(0)
+    assert ((found.mean(0) - exact).abs() <= 5 * found.std(0) / 150**0.5).all()
+    ratio = found.std(0) / stated
+    assert float(ratio.min()) > 0.8
+    assert float(ratio.max()) < 1.25
+
+
+def test_projections_are_seeded_and_refuse_no_dimension() -> None:
+    model, x = zoo.build("mlp")
+    assert torch.equal(project_tangents(model, x, 8).features, project_tangents(model, x, 8).features)
+    assert not torch.equal(project_tangents(model, x, 8).features, project_tangents(model, x, 8, seed=1).features)
+    with pytest.raises(InputError, match="dimension"):
+        project_tangents(model, x, 0)

@@ -19,13 +19,18 @@ if TYPE_CHECKING:
         centered_alignment,
         effective_rank,
         kernel_distance,
+        kernel_velocity,
         label_kernel,
         relative_change,
+        spectrum,
+        top_normalise,
         trace_normalise,
     )
     from unlazy.kernels.gram import Plan
-    from unlazy.kernels.overlap import layer_overlap, overlap_kernel, path_count
+    from unlazy.kernels.overlap import layer_overlap, neural_path_kernel, overlap_kernel, path_count
+    from unlazy.kernels.projection import Projected, project_tangents
     from unlazy.kernels.record import record
+    from unlazy.kernels.regression import kernel_regression
     from unlazy.kernels.tangent import layer_kernels, plan_tangent, tangent_diagonal, tangent_features, tangent_kernel
     from unlazy.models.build import DLGN, DeepLinearNet, ReLUNet, build, build_stack, member
     from unlazy.models.gates import Gates, HardGate, SoftGate
@@ -63,9 +68,12 @@ _HOME = {
     "tangent_diagonal": "kernels.tangent",
     "layer_kernels": "kernels.tangent",
     "plan_tangent": "kernels.tangent",
+    "project_tangents": "kernels.projection",
+    "Projected": "kernels.projection",
     "Plan": "kernels.gram",
     "overlap_kernel": "kernels.overlap",
     "layer_overlap": "kernels.overlap",
+    "neural_path_kernel": "kernels.overlap",
     "record": "kernels.record",
     "path_count": "kernels.overlap",
     "alignment": "kernels.compare",
@@ -75,6 +83,10 @@ _HOME = {
     "effective_rank": "kernels.compare",
     "label_kernel": "kernels.compare",
     "trace_normalise": "kernels.compare",
+    "top_normalise": "kernels.compare",
+    "kernel_velocity": "kernels.compare",
+    "spectrum": "kernels.compare",
+    "kernel_regression": "kernels.regression",
     # probes
     "half_spaces": "probes.halfspaces",
     "HalfSpaces": "probes.halfspaces",

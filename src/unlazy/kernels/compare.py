@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unlazy.runtime import InputError, require
+
 Kernel = Float[Tensor, "*members n n"]
 
 
@@ -13,6 +15,11 @@ def trace_normalise(kernel: Kernel) -> Kernel:
     """K n / tr(K): mean diagonal 1, so that only ratios are left."""
     trace = kernel.diagonal(dim1=-2, dim2=-1).mean(-1)
     return kernel / trace[..., None, None]
+
+
+def top_normalise(kernel: Kernel) -> Kernel:
+    """K divided by its largest eigenvalue, as the half-space paper's notebooks do."""
+    return kernel / torch.linalg.eigvalsh(kernel)[..., -1, None, None]
 
 
 def kernel_distance(kernel: Kernel, other: Kernel) -> Tensor:
@@ -53,11 +60,32 @@ def center(kernel: Kernel) -> Kernel:
     return rows - rows.mean(-2, keepdim=True)
 
 
-def effective_rank(kernel: Kernel) -> Tensor:
-    """exp of the entropy of the normalised spectrum (Roy and Vetterli): n for the identity, 1 for rank one."""
-    spectrum = torch.linalg.eigvalsh(kernel).clamp(min=0)
-    share = spectrum / spectrum.sum(-1, keepdim=True)
-    return torch.special.entr(share).sum(-1).exp()
+def spectrum(kernel: Kernel) -> Float[Tensor, "*members n"]:
+    """Eigenvalues, largest first; rounding below zero is cut off."""
+    return torch.linalg.eigvalsh(kernel).clamp(min=0).flip(-1)
+
+
+def effective_rank(kernel: Kernel, kind: str = "entropy") -> Tensor:
+    """How many directions carry the spectrum: n for the identity, 1 for rank one.
+
+    ``entropy``: exp of the entropy of the normalised spectrum (Roy and Vetterli). ``participation``: (sum l)^2 / sum l^2.
+    ``stable``: sum l / largest l.
+    """
+    values = spectrum(kernel)
+    total = values.sum(-1)
+    if kind == "entropy":
+        return torch.special.entr(values / total[..., None]).sum(-1).exp()
+    if kind == "participation":
+        return total.square() / values.square().sum(-1)
+    if kind == "stable":
+        return total / values[..., 0]
+    raise InputError(f"kind must be 'entropy', 'participation' or 'stable', got {kind!r}.")
+
+
+def kernel_velocity(kernel: Kernel, later: Kernel, elapsed: float) -> Tensor:
+    """Kernel distance per unit of time between two moments of training (Fort et al. 2020)."""
+    require(elapsed > 0, f"the later kernel must come later: elapsed time {elapsed!r}.")
+    return kernel_distance(kernel, later) / elapsed
 
 
 def regression_loss(kernel: Kernel, targets: Float[Tensor, "n o"], tolerance: float = 1e-9) -> Tensor:

@@ -27,6 +27,22 @@ def overlap_kernel(model: nn.Module, x: Tensor, x2: Tensor | None = None) -> Flo
     return overlap_from_gates(gates, gates if x2 is None else hard_gates(model, x2))
 
 
+def neural_path_kernel(model: GatedNet, x: Tensor) -> Float[Tensor, "*members n n"]:
+    """H(x, x') = <x, x'> Lambda(x, x') for linear experts, d Lambda(x, x') for constant ones (d input nodes).
+
+    For bias-free dense networks with fixed gates and independent value weights of mean 0 and variance s^2 the expected tangent
+    kernel of the value weights is L s^(2 (L - 1)) H, L = depth + 1 weight matrices (Lakshminarayanan and Singh 2020).
+    """
+    settings = model.settings
+    if settings.value_bias:
+        raise Unsupported(
+            "GatedNet", "paths that begin at a bias are no paths of the input", "Build it with value_bias=False."
+        )
+    if settings.experts == "linear":
+        return overlap_kernel(model, x) * (x @ x.mT).double()
+    return overlap_kernel(model, x) * next(model.value_layers[0].parameters()).shape[-1]
+
+
 def layer_overlap(model: nn.Module, x: Tensor, x2: Tensor | None = None) -> Float[Tensor, "*members n m"]:
     """prod over layers of the number of units open on both: the paper's formula for any network with ReLU-like gates.
 
