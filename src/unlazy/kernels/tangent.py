@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -43,6 +43,7 @@ from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, Unsupported, require
 
 Outputs = str | int | Sequence[int]
+Result = TypeVar("Result")
 CHECKED_SAMPLES = 2
 WORK_BYTES = 2**28  # activations and gradients held while features are made
 PRECISIONS = ("float32", "float64", "bfloat16")
@@ -92,7 +93,7 @@ def tangent_kernel(
     return _with_fallback(compute, method)
 
 
-def _with_fallback(compute: Callable[[str], Tensor], method: str) -> Tensor:
+def _with_fallback(compute: Callable[[str], Result], method: str) -> Result:
     """Try the rules; where calls turn out not to line up with the samples, take the general path for everything."""
     try:
         return compute(method)
@@ -146,8 +147,12 @@ def plan_tangent(
     method: str = "auto",
 ) -> Plan:
     """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Nothing big runs."""
-    kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=method)
-    return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
+
+    def compute(way: str) -> Plan:
+        kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way)
+        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
+
+    return _with_fallback(compute, method)
 
 
 class TangentKernel:
