@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from unlazy.kernels.layers import Factors, Positions, Rows, Share
+from unlazy.kernels.layers import Factors, Positions, Rows, Share, token_table
 
 POSITION_ENTRIES = 2**22  # how many entries of a position-by-position product are held at once
 
@@ -107,3 +108,43 @@ def _add_positions(out: Tensor, a: Positions, b: Positions, g: Tensor, h: Tensor
                 inputs = (a.a[part].reshape(-1, 1) == b.a.reshape(1, -1)).to(product.dtype)
             product *= inputs + 1 if a.bias else inputs
         out[part] += product.view(-1, t, len(h), s).sum((1, 3))
+
+
+# --- each sample with itself, and explicitly ----------------------------------------------------------------
+
+
+def explicit_rows(shares: Sequence[Share]) -> list[Tensor]:
+    """Every share as explicit gradients ``[n, k, p]``."""
+    rows = []
+    for share in shares:
+        if isinstance(share, Rows):
+            rows.append(share.j)
+        elif isinstance(share, Factors):
+            if share.weight:
+                rows.append(torch.einsum("nkm,nd->nkmd", share.g, share.a).flatten(2))
+            if share.bias:
+                rows.append(share.g)
+        else:
+            rows += _position_rows(share)
+    return rows
+
+
+def _position_rows(share: Positions) -> list[Tensor]:
+    if not share.a.is_floating_point():
+        return [token_table(share)]
+    rows = [torch.einsum("nktm,ntd->nkmd", share.g, share.a).flatten(2)] if share.weight else []
+    return rows + ([share.g.sum(2)] if share.bias else [])
+
+
+def own_block(share: Share) -> Float[Tensor, "n k k"]:
+    """Every sample paired with itself."""
+    if isinstance(share, Rows):
+        return share.j @ share.j.mT
+    if isinstance(share, Factors):
+        squares = share.a.square().sum(-1) * share.weight + share.bias
+        return squares[:, None, None] * (share.g @ share.g.mT)
+    if share.a.is_floating_point():
+        inputs = share.a @ share.a.mT * share.weight + share.bias
+    else:
+        inputs = (share.a[:, :, None] == share.a[:, None, :]).to(share.g.dtype)
+    return torch.einsum("nts,nktm,nlsm->nkl", inputs, share.g, share.g)

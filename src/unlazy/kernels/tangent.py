@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
@@ -37,12 +36,13 @@ from unlazy.kernels.capture import (
 )
 from unlazy.kernels.capture import call as call_model
 from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
-from unlazy.kernels.layers import Call, Factors, Positions, Rows, Share, constant, linear, rule_for, sum_of, token_table
-from unlazy.kernels.pairs import Bench, add_full, add_trace
+from unlazy.kernels.layers import Call, Rows, Share, constant, linear, rule_for, sum_of
+from unlazy.kernels.pairs import Bench, add_full, add_trace, explicit_rows, own_block
+from unlazy.kernels.selection import Outputs, direct_names, output_directions, own_parameters, select_parameters
+from unlazy.kernels.stacks import stack_tangent_kernel
 from unlazy.models.net import GatedNet
-from unlazy.runtime import InputError, Unsupported, require
+from unlazy.runtime import Unsupported, require
 
-Outputs = str | int | Sequence[int]
 Result = TypeVar("Result")
 CHECKED_SAMPLES = 2
 WORK_BYTES = 2**28  # activations and gradients held while features are made
@@ -81,7 +81,7 @@ def tangent_kernel(
     """
     if isinstance(model, GatedNet) and model.members is not None:
         require(x2 is None and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set.")
-        return _stack_kernel(model, x, str(outputs), parameters, surrogate)
+        return stack_tangent_kernel(model, x, str(outputs), parameters, surrogate)
     model, x, x2 = _in_precision(model, x, x2, precision)
 
     def compute(way: str) -> Tensor:
@@ -119,7 +119,7 @@ def tangent_diagonal(
         kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=way)
         with kernel.ready():
             parts = [take(x, slice(start, start + kernel.chunk)) for start in range(0, samples(x), kernel.chunk)]
-            blocks = torch.cat([sum_of([_own_block(share) for share in kernel.features(part)]) for part in parts])
+            blocks = torch.cat([sum_of([own_block(share) for share in kernel.features(part)]) for part in parts])
         return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
 
     return _with_fallback(compute, method)
@@ -131,7 +131,7 @@ def layer_kernels(
     """The kernel's parts by module, which add up to it exactly (trainable parameters)."""
     names = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
     return {
-        name: tangent_kernel(model, x, outputs=outputs, parameters=_direct(model, name), method=method)
+        name: tangent_kernel(model, x, outputs=outputs, parameters=direct_names(model, name), method=method)
         for name in sorted(names)
     }
 
@@ -181,7 +181,7 @@ class TangentKernel:
             out = call_model(self.model, probes[0])
             alone = call_model(self.model, take(x, slice(0, 1)))
         self.dtype, self.device = out.dtype, out.device
-        self.directions, pairing = _directions(outputs, out)
+        self.directions, pairing = output_directions(outputs, out)
         self.tail: tuple[int, ...] = (len(self.directions),) * 2 if pairing == "full" else ()
         self._check_samples_apart(out[:1], alone)
         self.fast = self._candidates() if method == "auto" else {}
@@ -257,7 +257,7 @@ class TangentKernel:
         self.chunk = samples(probe)
         try:
             by_module = self._calls(probe, demote=True)
-            owned = {module: _own_parameters(module, picked) for module, picked in self.fast.items()}
+            owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
             every = [parameter for parameters in owned.values() for parameter in parameters]
             exact_rows = rows_by_sample(self.model, probe, every, self.directions) if every else None
             start = 0
@@ -302,7 +302,7 @@ class TangentKernel:
     # --- what --------------------------------------------------------------------------------------------
 
     def _rest(self) -> list[nn.Parameter]:
-        served = {id(p) for module, picked in self.fast.items() for p in _own_parameters(module, picked)}
+        served = {id(p) for module, picked in self.fast.items() for p in own_parameters(module, picked)}
         return [parameter for parameter in self.chosen.values() if id(parameter) not in served]
 
     def _forward(self, x: Inputs) -> tuple[Tensor, list[Tap]]:
@@ -366,103 +366,9 @@ def tangent_features(
     def compute(way: str) -> Tensor:
         kernel = TangentKernel(model, x, outputs="full", parameters=parameters, method=way)
         with kernel.ready():
-            return torch.cat(_rows(kernel.features(x)), dim=-1)
+            return torch.cat(explicit_rows(kernel.features(x)), dim=-1)
 
     return _with_fallback(compute, method)
-
-
-def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
-    """Names and parameters of a selection; raises where it is empty."""
-    named = dict(model.named_parameters())
-    if parameters == "all":
-        chosen = named
-    elif parameters == "trainable":
-        chosen = {name: p for name, p in named.items() if p.requires_grad}
-    elif parameters in ("gate", "value"):
-        require(isinstance(model, GatedNet), f"parameters={parameters!r} needs a GatedNet; give names or patterns.")
-        assert isinstance(model, GatedNet)
-        chosen = dict(model.branch(str(parameters)))
-    else:
-        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
-        chosen = {name: p for name, p in named.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
-        for pattern in patterns:
-            if chosen and not any(fnmatchcase(name, pattern) for name in named):
-                raise InputError(f"no parameter matches {pattern!r}; there are: {', '.join(list(named)[:5])}, ...")
-    if not chosen:
-        known = ", ".join(list(named)[:5]) + (", ..." if len(named) > 5 else "")
-        raise Unsupported(
-            type(model).__name__,
-            f"it has no {parameters} parameters",
-            f"There are: {known or 'none'}; or parameters='all'.",
-        )
-    return chosen
-
-
-def _directions(outputs: Outputs, out: Tensor) -> tuple[Tensor, str]:
-    """Which combinations of outputs are differentiated ``[k, outputs]``, and how they are paired."""
-    size = out.shape[1]
-    identity = torch.eye(size, dtype=out.dtype, device=out.device)
-    if outputs in ("trace", "full"):
-        return identity, str(outputs)
-    if outputs == "sum":
-        return torch.ones(1, size, dtype=out.dtype, device=out.device), "trace"
-    if isinstance(outputs, str):
-        raise InputError(f"outputs must be 'trace', 'full', 'sum', an index or a list of them, got {outputs!r}.")
-    indices = [outputs] if isinstance(outputs, int) else list(outputs)
-    require(
-        bool(indices) and all(-size <= index < size for index in indices),
-        f"outputs {indices} are not all among the model's {size}.",
-    )
-    return identity[indices], "trace" if isinstance(outputs, int) else "full"
-
-
-def _own_parameters(module: nn.Module, picked: tuple[bool, bool]) -> list[nn.Parameter]:
-    own = dict(module.named_parameters(recurse=False))
-    return [own[name] for name, taken in zip(("weight", "bias"), picked, strict=True) if taken]
-
-
-def _direct(model: nn.Module, name: str) -> list[str]:
-    """Exact names of the trainable parameters a module holds itself."""
-    module = model.get_submodule(name)
-    prefix = f"{name}." if name else ""
-    return [f"{prefix}{own}" for own, p in module.named_parameters(recurse=False) if p.requires_grad]
-
-
-def _rows(shares: Sequence[Share]) -> list[Tensor]:
-    """Every share as explicit gradients ``[n, k, p]``."""
-    rows = []
-    for share in shares:
-        if isinstance(share, Rows):
-            rows.append(share.j)
-        elif isinstance(share, Factors):
-            if share.weight:
-                rows.append(torch.einsum("nkm,nd->nkmd", share.g, share.a).flatten(2))
-            if share.bias:
-                rows.append(share.g)
-        else:
-            rows += _position_rows(share)
-    return rows
-
-
-def _position_rows(share: Positions) -> list[Tensor]:
-    if not share.a.is_floating_point():
-        return [token_table(share)]
-    rows = [torch.einsum("nktm,ntd->nkmd", share.g, share.a).flatten(2)] if share.weight else []
-    return rows + ([share.g.sum(2)] if share.bias else [])
-
-
-def _own_block(share: Share) -> Float[Tensor, "n k k"]:
-    """Every sample paired with itself."""
-    if isinstance(share, Rows):
-        return share.j @ share.j.mT
-    if isinstance(share, Factors):
-        squares = share.a.square().sum(-1) * share.weight + share.bias
-        return squares[:, None, None] * (share.g @ share.g.mT)
-    if share.a.is_floating_point():
-        inputs = share.a @ share.a.mT * share.weight + share.bias
-    else:
-        inputs = (share.a[:, :, None] == share.a[:, None, :]).to(share.g.dtype)
-    return torch.einsum("nts,nktm,nlsm->nkl", inputs, share.g, share.g)
 
 
 def _ends(x: Inputs) -> list[Inputs]:
@@ -499,33 +405,3 @@ def _gram_precision(rough: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-# --- stacks --------------------------------------------------------------------------------------------------
-
-
-def _stack_kernel(
-    model: GatedNet, x: Tensor, outputs: str, parameters: str | Sequence[str], surrogate: bool, rows_at_once: int = 64
-) -> Tensor:
-    """All members at once, by batched backward passes: members share no parameter, so one serves all. ``[S, n, n]``."""
-    chosen = list(select_parameters(model, parameters).values())
-    exact = model if surrogate or model.exact_gates() else model.hard()
-    others = [p for p in model.parameters() if not any(p is q for q in chosen)]
-    with evaluating(model), requiring(chosen, others):
-        out = exact(x)  # [S, n, outputs]
-        members, n, size = out.shape
-        picks = torch.eye(n * size, dtype=out.dtype, device=out.device).reshape(-1, n, size)
-        parts = []
-        for part in picks.split(rows_at_once):
-            found = torch.autograd.grad(
-                out.sum(0), chosen, part, retain_graph=True, is_grads_batched=True, allow_unused=True
-            )
-            pieces = [
-                (p.new_zeros(len(part), *p.shape) if g is None else g).transpose(0, 1).reshape(members, len(part), -1)
-                for p, g in zip(chosen, found, strict=True)
-            ]
-            parts.append(torch.cat(pieces, dim=-1))
-        rows = torch.cat(parts, dim=1).unflatten(1, (n, size))  # [S, n, outputs, p]
-    if outputs == "full":
-        return torch.einsum("znap,zmbp->znmab", rows, rows)
-    return torch.einsum("znap,zmap->znm", rows, rows)

@@ -1,0 +1,39 @@
+"""Tangent kernels of a stack of networks, all members at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unlazy.kernels.capture import evaluating, requiring
+from unlazy.kernels.selection import select_parameters
+from unlazy.models.net import GatedNet
+
+
+def stack_tangent_kernel(
+    model: GatedNet, x: Tensor, outputs: str, parameters: str | Sequence[str], surrogate: bool, rows_at_once: int = 64
+) -> Tensor:
+    """All members at once, by batched backward passes: members share no parameter, so one serves all. ``[S, n, n]``."""
+    chosen = list(select_parameters(model, parameters).values())
+    exact = model if surrogate or model.exact_gates() else model.hard()
+    others = [p for p in model.parameters() if not any(p is q for q in chosen)]
+    with evaluating(model), requiring(chosen, others):
+        out = exact(x)  # [S, n, outputs]
+        members, n, size = out.shape
+        picks = torch.eye(n * size, dtype=out.dtype, device=out.device).reshape(-1, n, size)
+        parts = []
+        for part in picks.split(rows_at_once):
+            found = torch.autograd.grad(
+                out.sum(0), chosen, part, retain_graph=True, is_grads_batched=True, allow_unused=True
+            )
+            pieces = [
+                (p.new_zeros(len(part), *p.shape) if g is None else g).transpose(0, 1).reshape(members, len(part), -1)
+                for p, g in zip(chosen, found, strict=True)
+            ]
+            parts.append(torch.cat(pieces, dim=-1))
+        rows = torch.cat(parts, dim=1).unflatten(1, (n, size))  # [S, n, outputs, p]
+    if outputs == "full":
+        return torch.einsum("znap,zmbp->znmab", rows, rows)
+    return torch.einsum("znap,zmap->znm", rows, rows)
