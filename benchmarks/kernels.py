@@ -216,25 +216,25 @@ def run_one(entry: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each row in a process of its own, so that peak memory is its own; ``kernels.py a:full`` runs one row here."""
-    if sys.argv[1:]:
-        print(json.dumps(run_one(sys.argv[1])))
+    """All rows, or those named (``kernels.py a:full c:sum``); each in a process of its own, so that peak memory is its own."""
+    if sys.argv[1:2] == ["--row"]:
+        print(json.dumps(run_one(sys.argv[2])))
         return
-    rows = []
-    for entry in [f"{name}:{mode}" for name, work in WORKLOADS.items() for mode in work.peer_n]:
-        output = subprocess.run([sys.executable, __file__, entry], check=True, capture_output=True, text=True).stdout
-        row = json.loads(output.splitlines()[-1])
+    wanted = sys.argv[1:] or [f"{name}:{mode}" for name, work in WORKLOADS.items() for mode in work.peer_n]
+    rows: list[dict[str, Any]] = []
+    with runtime.threads(1):
+        provenance = runtime.provenance("float32")
+    for entry in wanted:
+        command = [sys.executable, __file__, "--row", entry]
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         rows.append(row)
         print(
             f"{row['workload']} {row['mode']:5} {row['seconds']:8.4f} s {row['megabytes']:6.0f} MB  error {row['error']:.0e}  "
             f"{row['times_limit']:4.1f} x limit  {row['times_faster']:7.1f} x {row['peer']} (n={row['peer_n']})",
             flush=True,
         )
-    with runtime.threads(1):
-        table = {"rows": rows, "provenance": runtime.provenance("float32")}
-    path = Path("results/bench/kernels.json")
-    write_file(path, (json.dumps(table, indent=1) + "\n").encode())
-    print(path)
+        text = json.dumps({"rows": rows, "provenance": provenance}, indent=1) + "\n"
+        write_file(Path("results/bench/kernels.json"), text.encode())
 
 
 if __name__ == "__main__":
