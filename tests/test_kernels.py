@@ -62,6 +62,8 @@ def test_tangent_kernel_of_a_stack_is_that_of_its_members() -> None:
     kernels = tangent_kernel(stack, x)
     for i in range(3):
         close(kernels[i], tangent_kernel(member(stack, i), x))
+    with pytest.raises(InputError, match="no more"):
+        tangent_kernel(stack, x, precision="float64")
 
 
 def test_frozen_parameters_count_only_when_asked_for() -> None:

@@ -210,6 +210,8 @@ def test_plan_speaks_and_keeps_the_budget() -> None:
 def test_precisions() -> None:
     model, x = zoo.build("mlp")
     exact = tangent_kernel(model, x)
+    assert tangent_kernel(model, x, precision="float32").dtype == torch.float32
+    assert next(model.parameters()).dtype == torch.float64
     narrow, x32 = model.float(), x.float()
     torch.testing.assert_close(tangent_kernel(narrow, x32).double(), exact, rtol=1e-4, atol=1e-5)
     assert tangent_kernel(narrow, x32, precision="float64").dtype == torch.float64

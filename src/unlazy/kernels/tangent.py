@@ -73,14 +73,17 @@ def tangent_kernel(
     f(x) means the module on a batch of one, in evaluation mode. ``memory``: ``"2GB"``, default half of what is free.
     ``out``: where to put the result, ``[n, m]`` or ``[k, k, n, m]``, anything that takes slices; ``progress(done, tiles)``.
     ``method="loop"`` forces the general path. ``precision="bfloat16"`` rounds inside the Gram products only (relative error
-    about 1e-3), ``"float64"`` computes a copy of the model in float64.
+    about 1e-3); ``"float32"`` and ``"float64"`` compute a copy of the model in that precision; default: the model's own.
 
     With hard gates the exact kernel is over the value parameters (gates are locally constant); ``surrogate=True`` asks for
     gradients through the soft backward instead, which is *not* the Jacobian of the function. A stack of networks gives a
     leading member axis (``"trace"`` and ``"full"`` only).
     """
     if isinstance(model, GatedNet) and model.members is not None:
-        require(x2 is None and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set.")
+        plain = x2 is None and out is None and memory is None and precision is None and method == "auto"
+        require(
+            plain and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set, and no more."
+        )
         return stack_tangent_kernel(model, x, str(outputs), parameters, surrogate)
     model, x, x2 = _in_precision(model, x, x2, precision)
 
@@ -387,13 +390,16 @@ def _in_precision(
     model: nn.Module, x: Inputs, x2: Inputs | None, precision: str | None
 ) -> tuple[nn.Module, Inputs, Inputs | None]:
     require(precision is None or precision in PRECISIONS, f"precision must be one of {', '.join(PRECISIONS)}.")
-    if precision != "float64":
+    if precision not in ("float32", "float64"):
         return model, x, x2
+    dtype = getattr(torch, precision)
 
-    def widen(leaf: Any) -> Any:
-        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+    def convert(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return copy.deepcopy(model).double(), pytree.tree_map(widen, x), None if x2 is None else pytree.tree_map(widen, x2)
+    if any(p.is_floating_point() and p.dtype != dtype for p in model.parameters()):
+        model = copy.deepcopy(model).to(dtype)
+    return model, pytree.tree_map(convert, x), None if x2 is None else pytree.tree_map(convert, x2)
 
 
 @contextmanager
