@@ -20,7 +20,7 @@ ORDER = [
     {"store"},
     {"data", "models"},
     {"kernels"},
-    {"probes"},
+    {"probes", "theory"},
     {"scope"},
     {"training"},
     {"claims", "plots"},
@@ -28,7 +28,7 @@ ORDER = [
     {"studio"},
     {"cli"},
 ]
-COMPUTES = {"data", "models", "kernels", "probes", "scope", "training"}
+COMPUTES = {"data", "models", "kernels", "probes", "theory", "scope", "training"}
 ALLOWED = {"torch", "numpy", "safetensors", "jaxtyping", "unlazy"}
 
 

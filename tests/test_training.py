@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,12 @@ import torch
 from torch import nn
 
 import cases
-from unlazy import Circle, Fixed, InputError, Measure, Member, Recipe, Run, Scope, build, fit, tangent_kernel
+from unlazy import Circle, Dataset, Fixed, InputError, Measure, Member, Recipe, Run, Scope, build, fit, tangent_kernel
 from unlazy.models.gates import HardGate
 from unlazy.models.spec import NetSpec, relu_spec
 from unlazy.probes import standard
 from unlazy.runtime import stream
-from unlazy.training.ensemble import batch_order
+from unlazy.training.ensemble import batch_order, stack_of
 
 CIRCLE = Circle(n=80, bottom=5.0)
 KINDS = {
@@ -158,3 +159,56 @@ def test_scope_of_a_gated_network_sees_paths(tmp_path: Path) -> None:
 def test_bad_recipes_are_refused(make, says: str) -> None:
     with pytest.raises(InputError, match=says):
         make()
+
+
+def test_classes_and_targets_of_their_own(tmp_path: Path) -> None:
+    """Cross-entropy with other labels for every member equals PyTorch's, member by member."""
+    spec, x = NetSpec(2, 3, width=6, depth=2), CIRCLE.dataset(torch.float64).x
+    labels = torch.stack([torch.randint(0, 3, (80,), generator=stream(k, "labels")) for k in range(2)])
+    data = Dataset("labels", x, torch.nn.functional.one_hot(labels, 3).double())
+    plan = Recipe(spec, (Member(1, 1e-2), Member(2, 1e-2)), epochs=3, batch=16, dtype="float64", loss="cross-entropy")
+    steps, kept = fit(plan, data, [], tmp_path / "run").last_checkpoint() or (0, {})
+    assert steps == 15
+    for index, seed in enumerate((1, 2)):
+        net = build(spec, seed=seed, dtype=torch.float64)
+        adam = torch.optim.Adam(net.parameters(), 1e-2)
+        for epoch in range(3):
+            for batch in torch.randperm(80, generator=stream(seed, "order", epoch)).split(16):
+                adam.zero_grad()
+                nn.functional.cross_entropy(net(x[batch]), labels[index, batch]).backward()
+                adam.step()
+        for name, parameter in net.named_parameters():
+            assert np.abs(kept[f"model/{name}"][index] - parameter.detach().numpy()).max() < 1e-10
+
+
+def test_a_training_goes_on_from_the_checkpoint_of_another(tmp_path: Path) -> None:
+    """Kept epochs exist; begun from the first checkpoint a training repeats itself; network and optimiser are carried over."""
+    data = CIRCLE.dataset(torch.float64)
+    long = fit(replace(recipe(KINDS["pwc"], 10), checkpoints_at=(4,)), data, [], tmp_path / "long")
+    start = long.checkpoint(40)
+    again = fit(recipe(KINDS["pwc"], 4), data, [], tmp_path / "again", start=long.checkpoint(0))
+    assert all(np.array_equal(start[name], value) for name, value in again.checkpoint(40).items())
+    on = fit(recipe(KINDS["pwc"], 6), data, [], tmp_path / "on", start=start)
+    assert int(on.checkpoint(60)["optim/steps"][0]) == 100
+    fresh = fit(recipe(KINDS["pwc"], 6), data, [], tmp_path / "fresh", start=gate_numbers(start))
+    assert on.id != fresh.id
+    first = fresh.checkpoint(0)
+    assert np.array_equal(first["model/gate_layers.0.weight"], start["model/gate_layers.0.weight"])
+    assert not np.array_equal(first["model/readout.weight"], start["model/readout.weight"])
+    with pytest.raises(InputError, match="no 'model/nonsense'"):
+        fit(recipe(KINDS["pwc"], 6), data, [], tmp_path / "bad", start={"model/nonsense": np.zeros(1)})
+
+
+def gate_numbers(checkpoint: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value for name, value in checkpoint.items() if name.startswith("model/gate_layers")}
+
+
+def test_replayed_gates_are_frozen_gates(tmp_path: Path) -> None:
+    """Gates handed over as numbers train the experts exactly as the frozen gating network that made them."""
+    data, plan = CIRCLE.dataset(torch.float64), recipe(KINDS["pwc-frozen"], 5)
+    frozen = fit(plan, data, [], tmp_path / "frozen")
+    made = stack_of(plan.model, plan.members, torch.float64).gates(data.x)
+    open_spec = replace(plan, model=replace(plan.model, train_gates=True))
+    replayed = fit(open_spec, data, [], tmp_path / "replayed", gates=[gate.detach() for gate in made])
+    for name, value in frozen.checkpoint(50).items():
+        assert np.array_equal(value, replayed.checkpoint(50)[name])

@@ -182,6 +182,13 @@ class Run:
         line = _last_checkpoint_line(self.lines)
         return None if line is None else (line.step, self._load_checkpoint(line))
 
+    def checkpoint(self, step: int) -> dict[str, NDArray[Any]]:
+        """The tensors of the checkpoint at ``step``."""
+        kept = {line.step: line for line in self.lines if line.checkpoint is not None}
+        if step not in kept:
+            raise StoreError(f"{self.folder} has no checkpoint at step {step}; steps: {sorted(kept)}.")
+        return self._load_checkpoint(kept[step])
+
     def _load_checkpoint(self, line: Line) -> dict[str, NDArray[Any]]:
         path = self.folder / "checkpoints" / f"{line.checkpoint}.safetensors"
         try:

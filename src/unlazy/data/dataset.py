@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,19 +17,23 @@ from unlazy.runtime import require
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs ``x [n, d]``, targets ``y [n, outputs]``, and named groups of samples as boolean masks ``[n]``."""
+    """Inputs ``x [n, ...]``, targets ``y [n, outputs]``, and named groups of samples as boolean masks ``[n]``.
+
+    ``y [members, n, outputs]`` gives every member of a stack targets of its own on the same inputs.
+    """
 
     name: str
     x: Float[Tensor, "n *d"]
-    y: Float[Tensor, "m *o"]  # m = n, checked below
+    y: Float[Tensor, "*m o"]  # checked below
     groups: Mapping[str, Tensor] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.x.shape[0] > 0, f"data set {self.name!r} has no samples.")
         require(
-            self.x.shape[0] == self.y.shape[0],
-            f"data set {self.name!r}: {self.x.shape[0]} inputs but {self.y.shape[0]} targets.",
+            self.y.ndim in (2, 3) and self.x.shape[0] == self.y.shape[-2],
+            f"data set {self.name!r}: {self.x.shape[0]} inputs but targets of shape {tuple(self.y.shape)}; "
+            "[n, outputs] is expected, or [members, n, outputs].",
         )
         for what, values in (("inputs", self.x), ("targets", self.y)):
             bad = int((~torch.isfinite(values)).sum())
@@ -40,7 +44,17 @@ class Dataset:
 
     def to(self, dtype: torch.dtype) -> Dataset:
         """The same data in another precision."""
-        return Dataset(self.name, self.x.to(dtype), self.y.to(dtype), self.groups, self.options)
+        return replace(self, x=self.x.to(dtype), y=self.y.to(dtype))
+
+    def on(self, device: str | torch.device) -> Dataset:
+        """The same data on another device."""
+        groups = {name: inside.to(device) for name, inside in self.groups.items()}
+        return replace(self, x=self.x.to(device), y=self.y.to(device), groups=groups)
+
+    def take(self, rows: Tensor | slice) -> Dataset:
+        """Some of the samples."""
+        groups = {name: inside[rows] for name, inside in self.groups.items()}
+        return replace(self, x=self.x[rows], y=self.y[..., rows, :], groups=groups)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -48,7 +62,7 @@ class Dataset:
         digest = hashlib.sha256()
         for values in (self.x, self.y):
             digest.update(f"{tuple(values.shape)} {values.dtype}".encode())
-            digest.update(values.contiguous().numpy().tobytes())
+            digest.update(values.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:

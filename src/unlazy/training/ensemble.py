@@ -68,7 +68,7 @@ class MemberAdam:
         for parameter, part in zip(self.parameters, self._parts(self.flat), strict=True):
             parameter.data = part
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.lr = torch.tensor(lr, dtype=self.flat.dtype).reshape(-1, 1)
+        self.lr = torch.tensor(lr, dtype=self.flat.dtype, device=self.flat.device).reshape(-1, 1)
         self.steps = 0
 
     def minimise(self, losses: Float[Tensor, " members"]) -> None:

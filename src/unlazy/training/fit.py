@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,39 @@ from unlazy.store import Run, Writer
 from unlazy.training.ensemble import Member, MemberAdam, batch_order, stack_of
 
 Progress = Callable[[int, int], None]
+GATHERED = 64  # batches put in order at once
+
+
+def squared_error(out: Tensor, y: Tensor) -> Float[Tensor, "*members"]:
+    """Mean over samples and outputs."""
+    return (out - y).square().mean((-2, -1))
+
+
+def cross_entropy(out: Tensor, y: Tensor) -> Float[Tensor, "*members"]:
+    """Softmax cross-entropy in nats, mean over samples; ``y`` holds one-hot rows (or any distribution)."""
+    return -(y * out.log_softmax(-1)).sum(-1).mean(-1)
+
+
+LOSSES = {"squared": squared_error, "cross-entropy": cross_entropy}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Mean squared error, Adam, shuffled batches: what is trained, for how long, how precisely."""
+    """Adam on shuffled batches: what is trained, on which loss, for how long, how precisely, where.
+
+    ``checkpoints_at``: epochs whose networks are kept besides every ``checkpoint_epochs``-th and the last.
+    """
 
     model: NetSpec
     members: tuple[Member, ...]
     epochs: int
     batch: int = 32
+    loss: str = "squared"
     dtype: str = "float32"
+    device: str = "cpu"
     threads: int = 1
     checkpoint_epochs: int = 50
+    checkpoints_at: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require(len(self.members) > 0, "a recipe needs at least one member.")
@@ -43,6 +64,7 @@ class Recipe:
             value = getattr(self, name)
             require(isinstance(value, int) and value >= 1, f"{name} must be a whole number >= 1, got {value!r}.")
         require(self.dtype in ("float32", "float64"), f"dtype must be float32 or float64, got {self.dtype!r}.")
+        require(self.loss in LOSSES, f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
 
     def steps_per_epoch(self, n: int) -> int:
         return -(-n // self.batch)
@@ -54,9 +76,12 @@ class Recipe:
             "members": [member.to_dict() for member in self.members],
             "epochs": self.epochs,
             "batch": self.batch,
+            "loss": self.loss,
             "dtype": self.dtype,
+            "device": self.device,
             "threads": self.threads,
             "checkpoint_epochs": self.checkpoint_epochs,
+            "checkpoints_at": list(self.checkpoints_at),
             "data": data.describe(),
             "measures": [measure.describe() for measure in measures],
         }
@@ -68,17 +93,27 @@ def fit(
     measures: Sequence[Measure],
     folder: str | Path,
     *,
+    start: Mapping[str, np.ndarray] | None = None,
+    gates: Sequence[Tensor] | None = None,
     study: str | None = None,
     scale: str | None = None,
     progress: Progress | None = None,
 ) -> Run:
     """Train all members of ``recipe`` on ``data`` into ``folder``; go on where an earlier call was cut off.
 
+    ``start``: numbers to begin with instead of drawn ones, named as in a checkpoint; ``model/NAME`` for some or all tensors
+    of the network, and ``optim/NAME/SLOT`` with ``optim/steps`` if the optimiser is to go on too. ``gates``: fixed gates of
+    every sample, ``[members, n, units]`` per layer, whoever made them; only the value branch is then trained.
+
     The final files are bit for bit those of an uninterrupted call (same thread count). A finished run is returned
     as it is.
     """
     folder, data = Path(folder), data.to(getattr(torch, recipe.dtype))
     plain = recipe.to_dict(data, measures)
+    if start is not None:
+        plain["start"] = _fingerprint(start)
+    if gates is not None:
+        plain["gates"] = _fingerprint({str(layer): gate.cpu().numpy() for layer, gate in enumerate(gates)})
     if (folder / "status.json").exists():
         done = Run(folder)
         if done.id == runtime.short_hash(plain) and done.status()["state"] == "finished":
@@ -92,76 +127,130 @@ def fit(
             "members": plain["members"],
             "model": plain["model"],
             "data": plain["data"],
-            "provenance": runtime.provenance(recipe.dtype),
+            "provenance": runtime.provenance(recipe.dtype, recipe.device),
         }
         with Writer(folder, header) as writer:
-            _train(recipe, data, measures, writer, progress or (lambda done, total: None))
+            _train(recipe, data, measures, writer, start, gates, progress or (lambda done, total: None))
             writer.finish()
     return Run(folder)
 
 
-def _train(recipe: Recipe, data: Dataset, measures: Sequence[Measure], writer: Writer, progress: Progress) -> None:
-    net = stack_of(recipe.model, recipe.members, data.x.dtype)
+def _train(
+    recipe: Recipe,
+    data: Dataset,
+    measures: Sequence[Measure],
+    writer: Writer,
+    start: Mapping[str, np.ndarray] | None,
+    gates: Sequence[Tensor] | None,
+    progress: Progress,
+) -> None:
+    net = stack_of(recipe.model, recipe.members, data.x.dtype).to(recipe.device)
+    if gates is not None:
+        for _, parameter in net.branch("gate"):
+            parameter.requires_grad_(False)
     adam = MemberAdam(net, [member.lr for member in recipe.members])
-    scope = Scope(net, data, writer, measures)
-    steps, first = recipe.steps_per_epoch(len(data)), 0
+    if start is not None:
+        _begin(start, net, adam)
+    data, loss = data.on(recipe.device), LOSSES[recipe.loss]
+    there = [replace(measure, batch=measure.batch and measure.batch.on(recipe.device)) for measure in measures]
+    scope = Scope(net, data, writer, there)
+    steps, first, before = recipe.steps_per_epoch(len(data)), 0, adam.steps
     if writer.resumed is not None:
-        first = _load(writer.resumed, recipe, net, adam, steps)
+        first = _load(writer.resumed, recipe, net, adam, steps, before)
     else:
         scope.step(0, checkpoint=partial(_checkpoint, recipe, net, adam, 0))
-    for epoch in range(first, recipe.epochs):
-        saves = (epoch + 1) % recipe.checkpoint_epochs == 0 or epoch + 1 == recipe.epochs
-        for x, y, gates in _batches(recipe, data, net, epoch):
-            out = net(x) if gates is None else net.value(x, gates)
-            adam.minimise((out - y).square().mean((-2, -1)))
-            at_end = saves and adam.steps == (epoch + 1) * steps
-            scope.step(adam.steps, checkpoint=partial(_checkpoint, recipe, net, adam, epoch + 1) if at_end else None)
-        progress(epoch + 1, recipe.epochs)
-
-
-Batch = tuple[Float[Tensor, "members b d"], Float[Tensor, "members b o"], list[Tensor] | None]
-
-
-def _batches(recipe: Recipe, data: Dataset, net: GatedNet, epoch: int) -> Iterator[Batch]:
-    """One epoch, each member in its own order. Frozen gates are computed once an epoch instead of every step."""
-    order = batch_order(recipe.members, epoch, len(data))
-    x, y = data.x[order], data.y[order]  # [S, n, ...]
-    gates = None
-    if not recipe.model.train_gates:
+    if gates is None and not recipe.model.train_gates:
         with torch.no_grad():
-            gates = net.gates(x)
-    for start in range(0, len(data), recipe.batch):
-        part = slice(start, start + recipe.batch)
-        yield x[:, part], y[:, part], None if gates is None else [gate[:, part] for gate in gates]
+            gates = net.gates(data.x)
+    for epoch in range(first, recipe.epochs):
+        done = epoch + 1
+        saves = done % recipe.checkpoint_epochs == 0 or done == recipe.epochs or done in recipe.checkpoints_at
+        for x, y, opened in _batches(recipe, data, gates, epoch):
+            adam.minimise(loss(net(x) if opened is None else net.value(x, opened), y))
+            step = adam.steps - before
+            at_end = saves and step == done * steps
+            scope.step(step, checkpoint=partial(_checkpoint, recipe, net, adam, done) if at_end else None)
+        progress(done, recipe.epochs)
+
+
+Batch = tuple[Float[Tensor, "members b *d"], Float[Tensor, "members b o"], list[Tensor] | None]
+
+
+def _batches(recipe: Recipe, data: Dataset, gates: Sequence[Tensor] | None, epoch: int) -> Iterator[Batch]:
+    """One epoch, each member in its own order (and on its own targets, if it has any)."""
+    order = batch_order(recipe.members, epoch, len(data)).to(recipe.device)  # [S, n]
+    own = torch.arange(len(order), device=recipe.device)[:, None]
+    for some in order.split(recipe.batch * GATHERED, dim=1):
+        x = data.x[some]  # [S, part, ...]
+        y = data.y[own, some] if data.y.ndim == 3 else data.y[some]
+        opened = None if gates is None else [gate.to(data.x)[own, some] for gate in gates]
+        for first in range(0, some.shape[1], recipe.batch):
+            part = slice(first, first + recipe.batch)
+            yield x[:, part], y[:, part], None if opened is None else [gate[:, part] for gate in opened]
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
 def _checkpoint(recipe: Recipe, net: GatedNet, adam: MemberAdam, epoch: int) -> dict[str, np.ndarray]:
-    """model/NAME, optim/NAME/SLOT, and the keys of the random streams: (seed, epochs drawn) per member."""
+    """model/NAME, optim/NAME/SLOT, optim/steps, and the keys of the random streams: (seed, epochs drawn) per member."""
     tensors = {f"model/{name}": tensor for name, tensor in net.state_dict().items()}
     tensors |= {f"optim/{name}": tensor for name, tensor in adam.state().items()}
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-    return arrays | {"random/order": _order_keys(recipe, epoch)}
+    arrays = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+    return arrays | {"optim/steps": np.array([adam.steps]), "random/order": _order_keys(recipe, epoch)}
 
 
 def _order_keys(recipe: Recipe, epoch: int) -> np.ndarray:
     return np.array([[member.seed, epoch] for member in recipe.members], dtype=np.int64)
 
 
+def _begin(start: Mapping[str, np.ndarray], net: GatedNet, adam: MemberAdam) -> None:
+    """Put the given numbers in place of the drawn ones; streams of batch orders begin anew."""
+    given = {name: torch.from_numpy(np.asarray(array)) for name, array in start.items() if name != "random/order"}
+    known = net.state_dict()
+    for name, tensor in given.items():
+        if name.startswith("optim/"):
+            continue
+        key = name.removeprefix("model/")
+        require(key in known, f"start: the network has no {name!r}.")
+        require(
+            known[key].shape == tensor.shape,
+            f"start: {name} must be {tuple(known[key].shape)}, not {tuple(tensor.shape)}.",
+        )
+        known[key].copy_(tensor)  # in place: parameters stay views of the optimiser's flat tensor
+    if "optim/steps" in given:
+        adam.load(_optimiser(given), int(given["optim/steps"]))
+
+
 def _load(
-    resumed: tuple[int, Mapping[str, np.ndarray]], recipe: Recipe, net: GatedNet, adam: MemberAdam, steps: int
+    resumed: tuple[int, Mapping[str, np.ndarray]],
+    recipe: Recipe,
+    net: GatedNet,
+    adam: MemberAdam,
+    steps: int,
+    before: int,
 ) -> int:
     """Put everything back as it was at a checkpoint; returns the number of epochs done."""
     step, arrays = resumed
     epoch = step // steps
     wanted = _checkpoint(recipe, net, adam, epoch)
-    if arrays.keys() != wanted.keys() or not np.array_equal(arrays["random/order"], wanted["random/order"]):
+    if (
+        arrays.keys() != wanted.keys()
+        or not np.array_equal(arrays["random/order"], wanted["random/order"])
+        or int(arrays["optim/steps"][0]) != step + before
+    ):
         raise StoreError(f"the checkpoint at step {step} belongs to another training; delete the run folder.")
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    current = net.state_dict()
-    for name, tensor in current.items():
-        tensor.copy_(tensors[f"model/{name}"])  # in place: parameters stay views of the optimiser's flat tensor
-    adam.load({name.removeprefix("optim/"): t for name, t in tensors.items() if name.startswith("optim/")}, step)
+    _begin(arrays, net, adam)
     return epoch
+
+
+def _optimiser(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("optim/"): tensor for name, tensor in tensors.items() if name.startswith("optim/")}
+
+
+def _fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.shape} {array.dtype} ".encode() + array.tobytes())
+    return digest.hexdigest()[:16]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unlazy import plots, runtime
 from unlazy.runtime import require
-from unlazy.store import write_file
 from unlazy.studies.halfspace.circle.claims import claims
 from unlazy.studies.halfspace.circle.figures import draw
 from unlazy.studies.halfspace.circle.measure import measure
 from unlazy.studies.halfspace.circle.settings import SCALES, Settings, stacks
 from unlazy.studies.halfspace.circle.train import run
 from unlazy.studies.registry import check_scale
+from unlazy.studies.results import common_provenance, save, table_of
 
 Progress = Callable[[str, int, int], None]
 
@@ -42,29 +40,13 @@ def reproduce(
         workers=workers,
         progress=lambda done, total: progress("epochs", done, total),
     )
-    table: dict[str, Any] = {
-        "study": "circle",
-        "scale": scale,
-        "settings": settings.to_dict(),
-        "provenance": common_provenance([run.header["provenance"] for run in trained.values()]),
-        "stacks": {},
-    }
+    provenance = common_provenance([run.header["provenance"] for run in trained.values()])
+    table = table_of("circle", scale, settings.to_dict(), provenance) | {"stacks": {}}
     for number, stack in enumerate(stacks(settings), 1):
         table["stacks"][stack.key] = measure(stack, trained[stack.key])
         progress("measuring", number, len(trained))
     table["claims"] = claims(table)
-    write_file(results / "circle" / f"{scale}.json", (json.dumps(table, allow_nan=False) + "\n").encode())
-    figures = draw(settings, trained)
-    for number, (name, figure) in enumerate(figures.items(), 1):
-        plots.save(figure, results / "circle" / scale / name)
-        progress("drawing", number, len(figures))
+    progress("drawing", 0, 1)
+    save(results, table, draw(settings, trained))
+    progress("drawing", 1, 1)
     return table
-
-
-def common_provenance(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What made a set of runs: shared facts once, facts that differ as a sorted list, the earliest start."""
-    merged: dict[str, Any] = {"started": min(run["started"] for run in runs)}
-    for key in runs[0].keys() - {"started"}:
-        values = sorted({run[key] for run in runs}, key=str)
-        merged[key] = values[0] if len(values) == 1 else values
-    return dict(sorted(merged.items())) | {"judged_by_code": runtime.code_sha256()}
