@@ -1,14 +1,16 @@
 """Per-layer rules: a layer's share of the tangent kernel from its input and the gradient at its output.
 
-Every rule gives one of three *shares*, each a set of per-sample tensors and a way to pair two sets of samples:
+Every rule gives one of four *shares*, each a set of per-sample tensors and a way to pair two sets of samples:
 
 * ``Factors``: the gradient of sample i is the outer product g_i a_i^T (dense layers): pairs are
   (a_i . a_j + bias) (g_i . g_j), and the gradient itself is never formed.
 * ``Positions``: it is a sum over positions t of g_it a_it^T (convolutions, sequences, reused layers):
   sum over t, s of (a_it . a_js) (g_it . g_js).
 * ``Rows``: the gradient itself, flattened.
+* ``Windows``: a convolution whose gradient is cheaper to pair as ``Rows``, but may be larger than what it is made of.
 
-``Positions`` becomes ``Rows`` where that costs fewer operations. Axes: n samples, k output directions, t positions.
+``Positions`` becomes ``Rows`` or ``Windows`` where that costs fewer operations.
+Axes: n samples, k output directions, t positions.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from unlazy.kernels.windows import Windows, padded, patches
 from unlazy.models.dense import Affine, ConstantAffine
 
 
@@ -86,7 +89,7 @@ class Positions:
         return Positions(tensors[0], tensors[1], self.weight, self.bias, self.tokens)
 
 
-Share = Factors | Rows | Positions
+Share = Factors | Rows | Positions | Windows
 Rule = Callable[[list[Call], bool, bool], list[Share]]
 
 
@@ -116,42 +119,14 @@ def convolution(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     t = sum(math.prod(call.gradients[0].shape[2:]) for call in calls)
     m, d = module.out_channels // groups, module.in_channels // groups * math.prod(module.kernel_size)
     if weight and not _positions_are_cheaper(t, k, m, d):
-        shares: list[Share] = [Rows(_conv_rows(module, calls))]
+        entered = tuple(padded(module, call.input) for call in calls)
+        shares: list[Share] = [Windows(module, entered, tuple(tuple(call.gradients) for call in calls))]
         return shares + ([Rows(_position_sums(calls))] if bias else [])
-    a = torch.cat([_patches(_padded(module, call.input), module) for call in calls], dim=1)  # [n, t, taps * c_in]
+    a = torch.cat([patches(padded(module, call.input), module) for call in calls], dim=1)  # [n, t, taps * c_in]
     g = torch.cat([_k_second(call.gradient.movedim(2, -1)) for call in calls], dim=2)  # [n, k, t, c_out]
     if groups > 1:  # tap-major patches keep a group's channels apart
         a = a.unflatten(-1, (-1, groups, module.in_channels // groups)).transpose(-2, -3).flatten(-3)
     return _grouped(a, g, groups, weight, bias)
-
-
-def _conv_rows(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, calls: list[Call]) -> Float[Tensor, "n k p"]:
-    """Explicit gradients of a convolution's weight, one sample at a time.
-
-    A sample's patches and gradients fit the cache: copying them into reused buffers and multiplying there is twice as
-    fast as unfolding the whole batch.
-    """
-    n, k, groups = len(calls[0].input), len(calls[0].gradients), module.groups
-    c, m = module.in_channels // groups, module.out_channels // groups
-    taps = math.prod(module.kernel_size)
-    rows = calls[0].input.new_empty(n, groups, k * m, taps * c)
-    for number, call in enumerate(calls):
-        windows = _windows(_padded(module, call.input), module)  # [n, ..., taps..., channels], a view
-        sizes, kernel = windows.shape[1 : 1 + len(module.kernel_size)], module.kernel_size
-        patches = rows.new_empty(*sizes, *kernel, c)
-        gathered = rows.new_empty(math.prod(sizes), k, m)
-        channels_last = [g.movedim(1, -1).reshape(n, -1, groups, m) for g in call.gradients]
-        for i in range(n):
-            for group in range(groups):
-                patches.copy_(windows[i, ..., group * c : (group + 1) * c])
-                for direction, g in enumerate(channels_last):
-                    gathered[:, direction] = g[i, :, group]
-                left, right = gathered.view(-1, k * m).T, patches.view(-1, taps * c)
-                if number == 0:
-                    torch.mm(left, right, out=rows[i, group])
-                else:
-                    rows[i, group].addmm_(left, right)
-    return rows.view(n, groups, k, -1).transpose(1, 2).reshape(n, k, -1)
 
 
 def _position_sums(calls: list[Call]) -> Float[Tensor, "n k m"]:
@@ -165,17 +140,17 @@ def transposed_convolution(calls: list[Call], weight: bool, bias: bool) -> list[
     assert isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
     shares: list[Share] = []
     if weight:
-        inputs, patches = [], []
+        inputs, found_patches = [], []
         for call in calls:
             k, n = len(call.gradients), len(call.input)
             out = call.gradient.flatten(0, 1)
             room = torch.tensor(module.padding).flip(0).repeat_interleave(2).tolist()
-            found = _patches(F.pad(out, room), module)
+            found = patches(F.pad(out, room), module)
             size = math.prod(call.input.shape[2:])
             found = found.unflatten(-1, (-1, module.out_channels)).mT.flatten(-2)  # channel-major: groups stay apart
-            patches.append(found.unflatten(0, (k, n)).movedim(0, 1)[:, :, :size])  # [n, k, t, c_out * taps]
+            found_patches.append(found.unflatten(0, (k, n)).movedim(0, 1)[:, :, :size])  # [n, k, t, c_out * taps]
             inputs.append(call.input.flatten(2).mT)  # [n, t, c_in]
-        shares += _grouped(torch.cat(inputs, dim=1), torch.cat(patches, dim=2), module.groups, True, False)
+        shares += _grouped(torch.cat(inputs, dim=1), torch.cat(found_patches, dim=2), module.groups, True, False)
     if bias:
         shares.append(Rows(_position_sums(calls)))
     return shares
@@ -270,29 +245,6 @@ def _k_second(gradient: Tensor) -> Tensor:
     """``[k, n, ..., m]`` as ``[n, k, t, m]``."""
     moved = gradient.movedim(0, 1)
     return moved.flatten(2, -2) if moved.ndim > 3 else moved[:, :, None]
-
-
-def _padded(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor) -> Tensor:
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    room = module._reversed_padding_repeated_twice
-    return F.pad(x, list(room), mode=mode) if any(room) else x
-
-
-def _windows(x: Tensor, module: Any) -> Tensor:
-    """All windows of ``x [n, c, ...]`` as a view ``[n, positions..., taps..., c]``: nothing is copied but the layout."""
-    x = x.movedim(1, -1).contiguous()  # free where x is channels-last already
-    kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
-    axes = range(len(kernel))
-    sizes = [(x.shape[1 + i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in axes]
-    steps = x.stride()
-    strides = [steps[0], *(steps[1 + i] * stride[i] for i in axes), *(steps[1 + i] * dilation[i] for i in axes), 1]
-    return x.as_strided([x.shape[0], *sizes, *kernel, x.shape[-1]], strides)
-
-
-def _patches(x: Tensor, module: Any) -> Float[Tensor, "n t d"]:
-    """The same as a matrix ``[n, positions, taps * c]``."""
-    windows = _windows(x, module)
-    return windows.reshape(x.shape[0], -1, math.prod(module.kernel_size) * x.shape[1])
 
 
 def _normalised(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:

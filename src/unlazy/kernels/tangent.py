@@ -10,7 +10,7 @@ exact by definition.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -35,17 +35,20 @@ from unlazy.kernels.capture import (
     twice,
 )
 from unlazy.kernels.capture import call as call_model
-from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
+from unlazy.kernels.gram import Plan, Progress, gram, parse_memory, plan_gram
 from unlazy.kernels.layers import Call, Rows, Share, constant, linear, rule_for, sum_of
 from unlazy.kernels.pairs import Bench, add_full, add_trace, explicit_rows, own_block
 from unlazy.kernels.selection import Outputs, direct_names, output_directions, own_parameters, select_parameters
 from unlazy.kernels.stacks import stack_tangent_kernel
+from unlazy.kernels.windows import Windows
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
 Result = TypeVar("Result")
 CHECKED_SAMPLES = 2
-WORK_BYTES = 2**28  # activations and gradients held while features are made
+CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
+# For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
+WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**27, 0.25, 8
 PRECISIONS = ("float32", "float64", "bfloat16")
 
 
@@ -88,7 +91,9 @@ def tangent_kernel(
     model, x, x2 = _in_precision(model, x, x2, precision)
 
     def compute(way: str) -> Tensor:
-        kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, surrogate=surrogate)
+        kernel = TangentKernel(
+            model, x, x2, outputs=outputs, parameters=parameters, method=way, surrogate=surrogate, memory=memory
+        )
         kernel.rough = precision == "bfloat16"
         with kernel.ready():
             return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
@@ -152,7 +157,7 @@ def plan_tangent(
     """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Nothing big runs."""
 
     def compute(way: str) -> Plan:
-        kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way)
+        kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, memory=memory)
         return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
 
     return _with_fallback(compute, method)
@@ -171,6 +176,7 @@ class TangentKernel:
         parameters: str | Sequence[str] = "trainable",
         method: str = "auto",
         surrogate: bool = False,
+        memory: str | int | None = None,
     ) -> None:
         require(method in ("auto", "loop"), f"method must be 'auto' or 'loop', got {method!r}.")
         for data in (x, x2):
@@ -179,7 +185,7 @@ class TangentKernel:
         self.chosen = select_parameters(model, parameters)
         exact = isinstance(model, GatedNet) and not surrogate and not model.exact_gates()
         self.model: nn.Module = model.hard() if exact else model  # type: ignore[operator]
-        probes = _ends(x) + ([] if x2 is None else _ends(x2)[-1:])
+        probes = [_ends(data) for data in (x, x2) if data is not None]
         with evaluating(self.model), torch.no_grad():
             out = call_model(self.model, probes[0])
             alone = call_model(self.model, take(x, slice(0, 1)))
@@ -194,8 +200,11 @@ class TangentKernel:
         with self.ready():
             for probe in probes:
                 self._check_rules(probe)
-            self.feature_bytes, work, self.chunk = self._costs(probes[0])
-        self.work_bytes = min(WORK_BYTES, work * max(samples(x), 0 if x2 is None else samples(x2)))
+            self.feature_bytes, work = self._costs(probes[0])
+        most = max(samples(x), 0 if x2 is None else samples(x2))
+        wanted = max(WORK_SAMPLES, WORK_BYTES // max(1, work))
+        self.chunk = max(1, min(1024, most, wanted, int(WORK_SHARE * parse_memory(memory)) // max(1, work)))
+        self.work_bytes = work * self.chunk
         self.best_tile = 256 if len(self.directions) > 1 and not self.tail else 512
         self.methods = self._describe()
 
@@ -206,14 +215,22 @@ class TangentKernel:
             yield
 
     def features(self, x: Inputs) -> list[Share]:
-        """Shares of all chosen parameters, made ``chunk`` samples at a time; fixed order."""
-        parts = [self._shares(take(x, slice(start, start + self.chunk))) for start in range(0, samples(x), self.chunk)]
-        if len(parts) == 1:
-            return parts[0]
-        return [
-            shares[0].with_tensors([torch.cat(group) for group in zip(*(s.tensors() for s in shares), strict=True)])
-            for shares in zip(*parts, strict=True)
-        ]
+        """Shares of all chosen parameters, made ``chunk`` samples at a time into tensors of the whole size; fixed order."""
+        n = samples(x)
+        held: list[Share] = []
+        for start in range(0, n, self.chunk):
+            part = slice(start, min(start + self.chunk, n))
+            for number, share in enumerate(self._shares(take(x, part))):
+                explicit = isinstance(share, Windows) and share.rows_are_small()
+                if start == 0:
+                    held.append(_room(share, n, explicit=explicit, whole=part.stop == n))
+                if explicit:
+                    assert isinstance(share, Windows)
+                    share.write_rows(held[number].tensors()[0][part])
+                elif share is not held[number]:
+                    for room, tensor in zip(held[number].tensors(), share.tensors(), strict=True):
+                        room[part] = tensor
+        return held
 
     def block(self, out: Tensor, a: list[Share], b: list[Share], *, same: bool) -> None:
         with _gram_precision(self.rough):
@@ -253,29 +270,30 @@ class TangentKernel:
             )
 
     def _check_rules(self, probe: Inputs) -> None:
-        """Compare every rule with the general path on a few samples; what disagrees goes the general way."""
+        """Compare every rule with single samples' own gradients; what disagrees goes the general way.
+
+        For random weights c on two samples, one backward pass gives |sum c_i grad f(x_i)|^2 of every module, which must be the
+        rule's sum c_i c_j K_ij.
+        """
         random = torch.Generator().manual_seed(0)
-        keep = self.directions
+        keep, pair = self.directions, [0, samples(probe) - 1]
         self.directions = torch.randn(1, keep.shape[1], generator=random, dtype=torch.float64).to(keep)
+        weights = torch.randn(2, generator=random, dtype=torch.float64).to(keep)
         self.chunk = samples(probe)
         try:
             by_module = self._calls(probe, demote=True)
             owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
-            every = [parameter for parameters in owned.values() for parameter in parameters]
-            exact_rows = rows_by_sample(self.model, probe, every, self.directions) if every else None
-            start = 0
-            for module, parameters in owned.items():
-                assert exact_rows is not None
-                size = sum(parameter.numel() for parameter in parameters)
-                part = exact_rows[:, 0, start : start + size]
-                start += size
-                exact, rule = part @ part.T, torch.zeros_like(part @ part.T)
-                if module in by_module:
-                    shares = self._apply(module, by_module[module])
-                    if shares is not None:
-                        add_trace(rule, shares, shares, self.bench)
-                tolerance = 1e4 * torch.finfo(self.dtype).eps * float(exact.abs().max())
-                if not torch.allclose(rule, exact, rtol=0, atol=tolerance):
+            exact = self._combined_gradients(probe, pair, weights, owned)
+            for module in owned:
+                block = torch.zeros(samples(probe), samples(probe), dtype=self.dtype, device=self.device)
+                shares = self._apply(module, by_module[module]) if module in by_module else []
+                if shares:
+                    held = [_explicit(share) for share in shares]
+                    add_trace(block, held, held, self.bench)
+                rule = float(weights @ block[pair][:, pair] @ weights)
+                size = float(weights.square() @ block.diagonal()[pair].abs())  # the sum may cancel
+                tolerance = CHECK_TOLERANCE.get(self.dtype, 0.05) * max(exact[module], size)
+                if shares is None or not abs(rule - exact[module]) <= tolerance:
                     del self.fast[module]
                 elif module not in by_module:
                     self.idle.add(module)
@@ -285,16 +303,31 @@ class TangentKernel:
         finally:
             self.directions = keep
 
-    def _costs(self, few: Inputs) -> tuple[int, int, int]:
-        """Bytes per sample of features and of working memory, and how many samples fit the latter at once."""
+    def _combined_gradients(
+        self, probe: Inputs, pair: list[int], weights: Tensor, owned: dict[nn.Module, list[nn.Parameter]]
+    ) -> dict[nn.Module, float]:
+        """|sum_i c_i grad f(x_i)|^2 over each module's parameters, every sample in a batch of its own."""
+        every = [parameter for parameters in owned.values() for parameter in parameters]
+        if not every:
+            return {}
+        with requiring(every, []), torch.enable_grad():
+            outs = [call_model(self.model, take(probe, slice(i, i + 1)))[0] @ self.directions[0] for i in pair]
+            total = torch.stack(outs) @ weights
+            found: Sequence[Tensor | None] = [None] * len(every)
+            if total.requires_grad:
+                found = torch.autograd.grad(total, every, allow_unused=True)
+        squares = iter([0.0 if gradient is None else float(gradient.square().sum()) for gradient in found])
+        return {module: sum(next(squares) for _ in parameters) for module, parameters in owned.items()}
+
+    def _costs(self, few: Inputs) -> tuple[int, int]:
+        """Bytes per sample: of the features, and of what is held while they are made."""
         n = samples(few)
         self.chunk = n
-        shares = self._shares(few)
-        held = sum(tensor.numel() * tensor.element_size() for share in shares for tensor in share.tensors()) // n
+        held = sum(_bytes(share.tensors()) for share in self.features(few)) // n
         _, taps = self._forward(few)
-        touched = sum(tap.output.numel() * tap.output.element_size() for tap in taps) // n
-        work = 3 * (len(self.directions) + 2) * touched + held
-        return held, work, max(1, min(1024, WORK_BYTES // max(1, work)))
+        touched = _bytes([tap.output for tap in taps]) // n
+        rest = _bytes(self._rest()) * len(self.directions)
+        return held, (len(self.directions) + 3) * touched + rest
 
     def _describe(self) -> tuple[str, ...]:
         names = {module: name for name, module in self.model.named_modules()}
@@ -361,6 +394,32 @@ class TangentKernel:
         return shares
 
 
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _explicit(share: Share) -> Share:
+    """The form in which a share is held: rows, where these are small."""
+    return Rows(share.rows()) if isinstance(share, Windows) and share.rows_are_small() else share
+
+
+def _room(share: Share, n: int, *, explicit: bool, whole: bool) -> Share:
+    """Where the features of ``n`` samples go; the share itself where it holds them all."""
+    if explicit:
+        assert isinstance(share, Windows)
+        return Rows(share.inputs[0].new_empty(n, *share.row_shape))
+    if whole:
+        return share
+    return share.with_tensors([_longer(tensor, n) for tensor in share.tensors()])
+
+
+def _longer(tensor: Tensor, n: int) -> Tensor:
+    """An empty tensor for ``n`` samples in the same layout (channels may be innermost)."""
+    order = sorted(range(1, tensor.ndim), key=tensor.stride, reverse=True)
+    made = tensor.new_empty(n, *(tensor.shape[axis] for axis in order))
+    return made.permute(0, *(1 + order.index(axis) for axis in range(1, tensor.ndim)))
+
+
 def tangent_features(
     model: nn.Module, x: Inputs, *, parameters: str | Sequence[str] = "trainable", method: str = "auto"
 ) -> Float[Tensor, "n o p"]:
@@ -374,13 +433,13 @@ def tangent_features(
     return _with_fallback(compute, method)
 
 
-def _ends(x: Inputs) -> list[Inputs]:
+def _ends(x: Inputs) -> Inputs:
     """A few samples from the start and from the end of the data; a lone sample twice."""
     n = samples(x)
-    first = take(x, slice(0, CHECKED_SAMPLES))
     if n <= CHECKED_SAMPLES:
-        return [twice(first)]
-    return [first, take(x, slice(n - CHECKED_SAMPLES, n))]
+        return twice(x)
+    first, last = take(x, slice(0, CHECKED_SAMPLES)), take(x, slice(max(CHECKED_SAMPLES, n - CHECKED_SAMPLES), n))
+    return pytree.tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, last)
 
 
 # --- precision -----------------------------------------------------------------------------------------------
