@@ -23,7 +23,7 @@ ORDER = [
     {"probes", "theory"},
     {"scope"},
     {"training"},
-    {"claims", "plots"},
+    {"claims", "plots", "bench"},
     {"studies"},
     {"studio"},
     {"cli"},

@@ -21,6 +21,8 @@ from unlazy.kernels.capture import Inputs, samples, take
 from unlazy.runtime import InputError, require
 
 FREE_SHARE = 0.5  # of the free memory, by default
+DEVICE_SHARE = 0.85  # of a graphics card's free memory, which nobody else waits for
+SMALL_TILE = 64  # samples a side; features are made again rather than paired in smaller tiles
 Progress = Callable[[int, int], None]
 
 
@@ -68,31 +70,39 @@ class Plan:
 
 def plan_gram(kernel: Kernel, rows: int, columns: int | None, memory: str | int | None = None) -> Plan:
     """Choose tiles. ``columns=None``: symmetric. Raises where not even one sample at a time fits."""
-    budget = parse_memory(memory)
+    budget = parse_memory(memory, kernel.device)
     symmetric, width = columns is None, rows if columns is None else columns
     item = torch.finfo(kernel.dtype).bits // 8
     per_pair = item * math.prod(kernel.tail)
     result = rows * width * per_pair
     free = budget - result - kernel.work_bytes
     total = rows if symmetric else rows + width
-    keep = total * kernel.feature_bytes <= free / 2
-    tile = min(kernel.best_tile, max(rows, width))
 
-    def needed(size: int) -> int:
-        held = total * kernel.feature_bytes if keep else 2 * size * kernel.feature_bytes
-        return held + size * size * (per_pair + 3 * item)
+    def needed(size: int, keep: bool) -> int:
+        held = total if keep else 2 * size
+        return held * kernel.feature_bytes + size * size * (per_pair + 3 * item)
 
-    while tile > 1 and needed(tile) > free:
-        tile //= 2
-    if needed(tile) > free:
-        least = result + kernel.work_bytes + needed(1)
+    def largest(keep: bool, least: int) -> int | None:
+        """The best tile, halved until it fits."""
+        size = min(kernel.best_tile, max(rows, width))
+        while size > least and needed(size, keep) > free:
+            size = max(least, size // 2)
+        return size if needed(size, keep) <= free else None
+
+    keep = True
+    tile = largest(keep, min(SMALL_TILE, kernel.best_tile, max(rows, width)))
+    if tile is None:
+        keep = False
+        tile = largest(keep, 1)
+    if tile is None:
+        least = result + kernel.work_bytes + needed(1, keep)
         raise InputError(
             f"{_size(budget)} is too small: the result alone takes {_size(result)}, and one tile brings it to "
             f"{_size(least)}. Give more memory, fewer samples, or outputs='trace'."
         )
     across, down = -(-rows // tile), -(-width // tile)
     tiles = across * (across + 1) // 2 if symmetric else across * down
-    peak = result + kernel.work_bytes + needed(tile)
+    peak = result + kernel.work_bytes + needed(tile, keep)
     return Plan(rows, width, symmetric, tile, tiles, keep, result, peak, budget, kernel.methods)
 
 
@@ -157,9 +167,11 @@ def _parts(n: int, tile: int) -> list[slice]:
 # --- memory ----------------------------------------------------------------------------------------------
 
 
-def parse_memory(memory: str | int | None) -> int:
-    """Bytes from ``"2GB"``, ``"512 MiB"``, a number, or half of what is free."""
+def parse_memory(memory: str | int | None, device: torch.device | None = None) -> int:
+    """Bytes from ``"2GB"``, ``"512 MiB"``, a number, or a share of what is free where the result will stand."""
     if memory is None:
+        if device is not None and device.type == "cuda":
+            return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
         return int(FREE_SHARE * free_memory())
     if isinstance(memory, int):
         require(memory > 0, f"memory must be positive, got {memory}.")

@@ -36,7 +36,7 @@ from unlazy.kernels.capture import (
 )
 from unlazy.kernels.capture import call as call_model
 from unlazy.kernels.gram import Plan, Progress, gram, parse_memory, plan_gram
-from unlazy.kernels.layers import Call, Rows, Share, constant, linear, rule_for, sum_of
+from unlazy.kernels.layers import Call, Factors, Positions, Rows, Share, constant, linear, rule_for, sum_of
 from unlazy.kernels.pairs import Bench, add_full, add_trace, explicit_rows, own_block
 from unlazy.kernels.selection import Outputs, direct_names, output_directions, own_parameters, select_parameters
 from unlazy.kernels.stacks import stack_tangent_kernel
@@ -48,7 +48,13 @@ Result = TypeVar("Result")
 CHECKED_SAMPLES = 2
 CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
 # For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
-WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**27, 0.25, 8
+WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**27, 2**32, 0.25, 8
+FORMS = {
+    Factors: "outer products, never formed",
+    Positions: "position by position",
+    Windows: "explicit gradients, one filter tap at a time",
+    Rows: "explicit gradients",
+}
 PRECISIONS = ("float32", "float64", "bfloat16")
 
 
@@ -195,6 +201,7 @@ class TangentKernel:
         self._check_samples_apart(out[:1], alone)
         self.fast = self._candidates() if method == "auto" else {}
         self.idle: set[nn.Module] = set()
+        self.forms: dict[nn.Module, str] = {}
         self.chunk, self.rough, self.plain_layout = 1, False, False
         self.bench = Bench()
         with self.ready():
@@ -202,10 +209,12 @@ class TangentKernel:
                 self._check_rules(probe)
             self.feature_bytes, work = self._costs(probes[0])
         most = max(samples(x), 0 if x2 is None else samples(x2))
-        wanted = max(WORK_SAMPLES, WORK_BYTES // max(1, work))
-        self.chunk = max(1, min(1024, most, wanted, int(WORK_SHARE * parse_memory(memory)) // max(1, work)))
+        on_device = self.device.type == "cuda"
+        wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
+        room = int(WORK_SHARE * parse_memory(memory, self.device))
+        self.chunk = max(1, min(1024, most, wanted, room // max(1, work)))
         self.work_bytes = work * self.chunk
-        self.best_tile = 256 if len(self.directions) > 1 and not self.tail else 512
+        self.best_tile = 4096 if on_device else 256 if len(self.directions) > 1 and not self.tail else 512
         self.methods = self._describe()
 
     @contextmanager
@@ -326,12 +335,18 @@ class TangentKernel:
         held = sum(_bytes(share.tensors()) for share in self.features(few)) // n
         _, taps = self._forward(few)
         touched = _bytes([tap.output for tap in taps]) // n
+        for module, calls in self._calls(few, demote=False).items():
+            shares = self._apply(module, calls) or []
+            self.forms[module] = FORMS[type(_explicit(shares[0]))] if shares else "none"
         rest = _bytes(self._rest()) * len(self.directions)
         return held, (len(self.directions) + 3) * touched + rest
 
     def _describe(self) -> tuple[str, ...]:
         names = {module: name for name, module in self.model.named_modules()}
-        lines = [f"{names[module] or 'model'} ({type(module).__name__}): fast" for module in self.fast]
+        lines = [
+            f"{names[module] or 'model'} ({type(module).__name__}): {self.forms.get(module, 'unused')}"
+            for module in self.fast
+        ]
         rest = [name for name, parameter in self.chosen.items() if id(parameter) in {id(p) for p in self._rest()}]
         return tuple(lines + [f"{name}: one backward pass per sample" for name in rest] + ["mode: eval"])
 

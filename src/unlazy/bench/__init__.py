@@ -1,0 +1,1 @@
+"""Benchmarks anyone can run: ours beside the peers, in one run, with ratios."""

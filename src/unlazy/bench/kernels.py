@@ -1,0 +1,151 @@
+"""Tangent kernels: ours against the peers, on one core, in one run.
+
+A peer that would take too long runs on fewer samples; the ratio always compares equal numbers of samples, both measured.
+"limit" = least counted operations over the best matrix-product rate measured in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unlazy import runtime
+from unlazy.bench.peers import peers
+from unlazy.bench.workloads import WORKLOADS
+from unlazy.kernels.tangent import plan_tangent, tangent_kernel
+from unlazy.runtime import UnlazyError, require
+
+Row = dict[str, Any]
+
+
+def best_seconds(function: Callable[[], Any], patience: float) -> float:
+    """Best of a few warm runs; fewer when one takes long."""
+    function()
+    best, spent = float("inf"), 0.0
+    while spent < patience or best == float("inf"):
+        start = time.perf_counter()
+        function()
+        taken = time.perf_counter() - start
+        best, spent = min(best, taken), spent + taken
+    return best
+
+
+def gemm_rate() -> float:
+    """Best float32 matrix-product rate seen, operations a second."""
+    best = 0.0
+    for size in (512, 1024, 2048):
+        a, b = torch.randn(size, size), torch.randn(size, size)
+        best = max(best, 2 * size**3 / best_seconds(partial(torch.mm, a, b), 0.5))
+    return best
+
+
+def least_operations(model: nn.Module, shape: tuple[int, ...], n: int, mode: str) -> float:
+    """Forward, one backward of inputs per direction, and the cheaper pairing per layer, each pair of samples once."""
+    outputs = 10 if mode != "sum" and model(torch.zeros(1, *shape)).shape[1] > 1 else 1
+    pairs = n * (n + 1) / 2
+    total = 0.0
+    layers: list[tuple[nn.Module, int]] = []
+
+    def note(module: nn.Module, _: Any, out: Tensor) -> None:
+        layers.append((module, out[0].numel() // out.shape[1] if out.ndim > 2 else 1))
+
+    handles = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    model(torch.zeros(1, *shape))
+    for handle in handles:
+        handle.remove()
+    blocks = outputs if mode == "trace" else outputs**2
+    for index, (module, t) in enumerate(layers):
+        weight = next(module.parameters())
+        m, d = weight.shape[0], weight[0].numel()
+        forward = 2 * t * m * d
+        total += n * forward * (1 + (outputs if index else 0))
+        if t == 1:
+            total += pairs * 2 * (d + blocks * m)
+        else:
+            by_rows = n * outputs * 2 * t * m * d + pairs * 2 * blocks * m * d
+            by_positions = pairs * 2 * t * t * (d + blocks * m)
+            total += min(by_rows, by_positions)
+    return total
+
+
+def measure(name: str, mode: str, rate: float) -> dict[str, Any]:
+    work = WORKLOADS[name]
+    torch.manual_seed(0)
+    model, x = work.make(), torch.randn(work.n, *work.shape)
+    few = work.peer_n[mode]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    row: dict[str, Any] = {"workload": name, "mode": mode, "n": work.n, "gemm_rate": rate}
+    row["seconds"] = best_seconds(partial(tangent_kernel, model, x, outputs=mode), 2.0)
+    row["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    small = min(24, few)
+    exact = tangent_kernel(model, x[:small], outputs=mode, precision="float64")
+    row["error"] = float((tangent_kernel(model, x[:small], outputs=mode).double() - exact).norm() / exact.norm())
+    row["limit_seconds"] = least_operations(model, work.shape, work.n, mode) / rate
+    row["times_limit"] = row["seconds"] / row["limit_seconds"]
+    ours = best_seconds(partial(tangent_kernel, model, x[:few], outputs=mode), 1.0)
+    row["peer_n"] = few
+    timed = {
+        label: min(best_seconds(partial(peer, model, x[:few], mode, c), 0.0) for c in (work.chunk, 2 * work.chunk))
+        for label, peer in peers(few).items()
+    }
+    row["peers"] = timed
+    row["peer_megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024  # largest of all
+    row["peer"] = min(timed, key=timed.__getitem__)
+    row["peer_seconds"] = timed[row["peer"]]
+    row["times_faster"] = row["peer_seconds"] / ours
+    return row
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+def row_names(wanted: Sequence[str] = ()) -> list[str]:
+    """``a:full`` and the like; all of them unless some are named, a letter alone means all its modes."""
+    every = [f"{name}:{mode}" for name, work in WORKLOADS.items() for mode in work.peer_n]
+    if not wanted:
+        return every
+    found = [row for name in wanted for row in every if name in (row, row.split(":")[0])]
+    unknown = [name for name in wanted if name not in every and name not in WORKLOADS]
+    require(not unknown, f"there is no benchmark {', '.join(unknown)}; there are {', '.join(every)}.")
+    return found
+
+
+def plan_of(row: str) -> str:
+    """What a row would do: method per layer, tiles, memory, least operations."""
+    name, mode = row.split(":")
+    work = WORKLOADS[name]
+    model, x = work.make(), torch.zeros(work.n, *work.shape)
+    operations = least_operations(model, work.shape, work.n, mode)
+    return f"{plan_tangent(model, x, outputs=mode)}\n  least operations: {operations:.3g}"
+
+
+def run_rows(rows: Sequence[str]) -> Iterator[Row]:
+    """Each row in a process of its own, so that peak memory is its own."""
+    for row in rows:
+        command = [sys.executable, "-m", "unlazy.bench.kernels", row]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise UnlazyError(f"benchmark {row} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        yield json.loads(done.stdout.splitlines()[-1])
+
+
+def text_of(row: Row) -> str:
+    return (
+        f"{row['workload']} {row['mode']:5} {row['seconds']:8.4f} s {row['megabytes']:6.0f} MB  error {row['error']:.0e}  "
+        f"{row['times_limit']:4.1f} x limit  {row['times_faster']:7.1f} x {row['peer']} (n={row['peer_n']})"
+    )
+
+
+if __name__ == "__main__":
+    name, mode = sys.argv[1].split(":")
+    with runtime.threads(1):
+        sys.stdout.write(json.dumps(measure(name, mode, gemm_rate())) + "\n")

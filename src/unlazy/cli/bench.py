@@ -1,0 +1,30 @@
+"""``unlazy bench``: what a kernel costs here, beside what others take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from unlazy import runtime
+from unlazy.bench.kernels import plan_of, row_names, run_rows, text_of
+from unlazy.store import write_file
+
+
+def bench_kernels(wanted: Sequence[str], out: Path, *, dry_run: bool) -> None:
+    """Time the rows wanted, or only say what they would do."""
+    rows = row_names(wanted)
+    if dry_run:
+        for row in rows:
+            typer.echo(f"{row}\n{plan_of(row)}\n")
+        return
+    with runtime.threads(1):
+        provenance = runtime.provenance("float32")
+    done = []
+    for measured in run_rows(rows):
+        done.append(measured)
+        typer.echo(text_of(measured))
+        write_file(out, (json.dumps({"rows": done, "provenance": provenance}, indent=1) + "\n").encode())
+    typer.echo(f"\nresults: {out}")
