@@ -22,6 +22,7 @@ from unlazy.runtime import InputError, require
 
 FREE_SHARE = 0.5  # of the free memory, by default
 DEVICE_SHARE = 0.85  # of a graphics card's free memory, which nobody else waits for
+USABLE = 0.9  # of what is allowed: allocators round up and keep some back
 SMALL_TILE = 64  # samples a side; features are made again rather than paired in smaller tiles
 Progress = Callable[[int, int], None]
 
@@ -68,19 +69,24 @@ class Plan:
         return "\n".join([*lines, *(f"  {line}" for line in self.methods)])
 
 
-def plan_gram(kernel: Kernel, rows: int, columns: int | None, memory: str | int | None = None) -> Plan:
-    """Choose tiles. ``columns=None``: symmetric. Raises where not even one sample at a time fits."""
+def plan_gram(
+    kernel: Kernel, rows: int, columns: int | None, memory: str | int | None = None, *, held: bool = True
+) -> Plan:
+    """Choose tiles. ``columns=None``: symmetric; ``held=False``: the result stands elsewhere, on a disk say.
+
+    Raises where not even one sample at a time fits.
+    """
     budget = parse_memory(memory, kernel.device)
     symmetric, width = columns is None, rows if columns is None else columns
     item = torch.finfo(kernel.dtype).bits // 8
     per_pair = item * math.prod(kernel.tail)
-    result = rows * width * per_pair
-    free = budget - result - kernel.work_bytes
+    result = rows * width * per_pair if held else 0
+    free = int(USABLE * budget) - result - kernel.work_bytes
     total = rows if symmetric else rows + width
 
     def needed(size: int, keep: bool) -> int:
-        held = total if keep else 2 * size
-        return held * kernel.feature_bytes + size * size * (per_pair + 3 * item)
+        samples_held = total if keep else 2 * size
+        return samples_held * kernel.feature_bytes + size * size * (per_pair + 3 * item)
 
     def largest(keep: bool, least: int) -> int | None:
         """The best tile, halved until it fits."""
@@ -114,9 +120,10 @@ def gram(
     memory: str | int | None = None,
     out: Any = None,
     progress: Progress | None = None,
-) -> Tensor:
+) -> Tensor | Any:
     """The Gram matrix ``[n, m, *tail]``, by the plan. ``out``: anything that takes slices, filled tile by tile."""
-    plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
+    in_memory = out is None or isinstance(out, Tensor)
+    plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=in_memory)
     result = out
     if result is None:
         result = torch.empty(*kernel.tail, plan.rows, plan.columns, dtype=kernel.dtype, device=kernel.device)
@@ -136,13 +143,15 @@ def gram(
             kept[key] = made
         return kept[key]
 
-    done = 0
+    done, left, right = 0, None, None
     for row, rows in enumerate(row_parts):
+        left = right = None  # let go of the old features before new ones are made
         left = features(True, rows)
         for column, columns in enumerate(column_parts):
             if plan.symmetric and column < row:
                 continue
             same = plan.symmetric and column == row
+            right = None
             right = left if same else features(False, columns)
             if isinstance(result, Tensor):
                 block = result[..., rows, columns].zero_()  # a view: filled in place

@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 CHECKED_SAMPLES = 2
 CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
 # For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
-WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**27, 2**32, 0.25, 8
+WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**28, 2**32, 0.25, 8
 FORMS = {
     Factors: "outer products, never formed",
     Positions: "position by position",
@@ -71,7 +71,7 @@ def tangent_kernel(
     out: Any = None,
     surrogate: bool = False,
     progress: Progress | None = None,
-) -> Tensor:
+) -> Tensor | Any:
     """Theta(x, x') = <grad f(x), grad f(x')>, ``[n, m]`` or ``[n, m, k, k]``.
 
     ``outputs``: ``"trace"`` (summed over outputs), ``"full"`` (every pair of outputs), ``"sum"`` (of the summed output: the
@@ -96,7 +96,7 @@ def tangent_kernel(
         return stack_tangent_kernel(model, x, str(outputs), parameters, surrogate)
     model, x, x2 = _in_precision(model, x, x2, precision)
 
-    def compute(way: str) -> Tensor:
+    def compute(way: str) -> Tensor | Any:
         kernel = TangentKernel(
             model, x, x2, outputs=outputs, parameters=parameters, method=way, surrogate=surrogate, memory=memory
         )
@@ -159,12 +159,16 @@ def plan_tangent(
     parameters: str | Sequence[str] = "trainable",
     memory: str | int | None = None,
     method: str = "auto",
+    held: bool = True,
 ) -> Plan:
-    """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Nothing big runs."""
+    """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Nothing big runs.
+
+    ``held=False``: the result goes elsewhere (``out``) and takes no memory.
+    """
 
     def compute(way: str) -> Plan:
         kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, memory=memory)
-        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory)
+        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=held)
 
     return _with_fallback(compute, method)
 
@@ -213,7 +217,7 @@ class TangentKernel:
         wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
         room = int(WORK_SHARE * parse_memory(memory, self.device))
         self.chunk = max(1, min(1024, most, wanted, room // max(1, work)))
-        self.work_bytes = work * self.chunk
+        self.work_bytes = max(work * self.chunk, _bytes(self.chosen.values()))  # the check holds one gradient
         self.best_tile = 4096 if on_device else 256 if len(self.directions) > 1 and not self.tail else 512
         self.methods = self._describe()
 
@@ -339,7 +343,7 @@ class TangentKernel:
             shares = self._apply(module, calls) or []
             self.forms[module] = FORMS[type(_explicit(shares[0]))] if shares else "none"
         rest = _bytes(self._rest()) * len(self.directions)
-        return held, (len(self.directions) + 3) * touched + rest
+        return held, (2 * len(self.directions) + 3) * touched + rest  # gradients, and a copy in another order
 
     def _describe(self) -> tuple[str, ...]:
         names = {module: name for name, module in self.model.named_modules()}

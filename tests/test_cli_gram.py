@@ -1,0 +1,131 @@
+"""``unlazy gram`` and ``unlazy bench``: what is printed is what is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unlazy import Circle, Fixed, Measure, Member, NetSpec, Recipe, build, fit, member, overlap_kernel, tangent_kernel
+from unlazy.bench.kernels import least_operations, row_names
+from unlazy.bench.peers import jacobian_contraction, vector_products
+from unlazy.bench.workloads import WORKLOADS, dense, two_layers
+from unlazy.cli.app import app
+from unlazy.cli.gram import load_model
+from unlazy.probes import standard
+from unlazy.runtime import InputError
+from unlazy.training.ensemble import stack_of
+
+SPEC = {"in": 3, "out": 2, "width": 5, "depth": 2}
+
+
+def invoke(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, torch.Tensor]:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    (tmp_path / "spec.json").write_text(json.dumps(SPEC))
+    np.save(tmp_path / "x.npy", x.numpy())
+    return tmp_path / "spec.json", tmp_path / "x.npy", x
+
+
+def test_the_file_holds_the_kernel(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    spec, data, x = files
+    net = build(SPEC)
+    for kernel, exact in (("tangent", tangent_kernel(net, x)), ("overlap", overlap_kernel(net, x))):
+        out = tmp_path / f"{kernel}.npy"
+        invoke("gram", str(spec), str(data), "--kernel", kernel, "--out", str(out))
+        written = np.load(out)
+        assert written.dtype == (np.float32 if kernel == "tangent" else np.float64)
+        assert np.allclose(written, exact.detach().numpy(), rtol=1e-5)
+    invoke("gram", str(spec), str(data), "--limit", "7", "--out", str(out))
+    assert np.load(out).shape == (7, 7)
+
+
+def test_a_dry_run_writes_nothing(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    spec, data, _ = files
+    before = sorted(tmp_path.iterdir())
+    said = invoke("gram", str(spec), str(data), "--dry-run", "--out", str(tmp_path / "k.npy"))
+    assert "40 x 40 symmetric" in said
+    assert "outer products" in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_run_folder_is_a_model(tmp_path: Path) -> None:
+    """Its first member, as it was at the end."""
+    plan = Recipe(NetSpec(2, width=4, depth=2), (Member(3, 1e-2, 10.0), Member(4, 1e-2, 4.0)), epochs=2)
+    data = Circle(n=64).dataset()
+    run = fit(plan, data, [Measure(standard.portrait, Fixed.at([4]))], tmp_path / "run")
+    found = load_model(str(tmp_path / "run"))
+    assert np.allclose(found(data.x)[:, 0].detach(), run.array("output", 4)[0], atol=1e-6)
+    first = member(stack_of(plan.model, plan.members, torch.float32), 0)
+    assert not torch.allclose(found(data.x), first(data.x))
+
+
+def test_mistakes_are_named(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    spec, data, _ = files
+    for words, message in (
+        ((str(spec), str(tmp_path / "none.npy")), "there is no file"),
+        ((str(tmp_path / "none.json"), str(data)), "no model spec"),
+        (("nothing", str(data)), "no run folder"),
+        (("unlazy.bench.workloads:nothing", str(data)), "nothing"),
+        (("unlazy.bench.workloads:convolutional", str(data)), r"samples of shape \(3,\)"),
+        ((str(spec), str(data), "--kernel", "other"), "kernel must be one of"),
+        ((str(spec), str(data), "--out", "k.txt"), "written as .npy"),
+        ((str(spec), str(data), "--memory", "100B"), "too small"),
+    ):
+        with pytest.raises(InputError, match=message):
+            invoke("gram", *words)
+
+
+def test_a_failed_command_leaves_no_file(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    spec, data, x = files
+    x[3] = torch.nan
+    np.save(data, x.numpy())
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match="NaN"):
+        invoke("gram", str(spec), str(data), "--out", str(tmp_path / "k.npy"))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# --- the benchmark ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # torch.func's own
+@pytest.mark.parametrize("mode", ["full", "trace", "sum"])
+def test_peers_compute_the_same_kernel(mode: str) -> None:
+    model, x = dense(6).double(), torch.randn(4, 784, dtype=torch.float64)
+    exact = tangent_kernel(model, x, outputs=mode)
+    for peer in (jacobian_contraction, vector_products):
+        assert torch.allclose(peer(model, x, mode, 2).squeeze(), exact.squeeze(), rtol=1e-9)
+
+
+def test_least_operations_of_two_layers_by_hand() -> None:
+    """Forward and backward of n samples, and (a . a' + 1)(g . g') of every pair once."""
+    n, d, m = 7, 500, 1000
+    forward = 2 * n * (d * m + m)
+    backward = 2 * n * m
+    pairs = n * (n + 1) / 2 * 2 * ((d + m) + (m + 1))
+    assert least_operations(two_layers(), (500,), n, "sum") == forward + backward + pairs
+
+
+def test_rows_are_named_by_workload_and_mode() -> None:
+    assert row_names(["e", "a:sum"]) == ["e:sum", "a:sum"]
+    assert len(row_names()) == sum(len(work.peer_n) for work in WORKLOADS.values())
+    with pytest.raises(InputError, match="no benchmark q"):
+        row_names(["q"])
+
+
+def test_a_dry_bench_prints_plans() -> None:
+    said = invoke("bench", "kernels", "a:trace", "--dry-run")
+    assert "500 x 500 symmetric" in said
+    assert "least operations" in said
