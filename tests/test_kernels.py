@@ -19,6 +19,7 @@ from unlazy import (
     kernel_distance,
     kernel_regression,
     kernel_velocity,
+    label_kernel,
     member,
     neural_path_kernel,
     overlap_kernel,
@@ -175,6 +176,46 @@ def test_alignments_equal_their_definitions() -> None:
     a, b = h @ kernel @ h, h @ target @ h
     close(centered_alignment(kernel, y), (a * b).sum() / (a.norm() * b.norm()))
     close(centered_alignment(kernel + 3, y), centered_alignment(kernel, y))  # constants do not count
+
+
+def test_both_label_kernels_are_products_of_columns() -> None:
+    end, start = torch.randn(2, 3, 5, 2, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    single = torch.stack([torch.outer(column, column) for column in end[0].T]).sum(0)
+    close(label_kernel(end[0]), single)
+    close(label_kernel(end)[0], single)  # a stack of networks at once
+    change = end[0] - start[0]
+    close(label_kernel(end, "change", start=start)[0], torch.einsum("no,mo->nm", change, change))
+    close(label_kernel(end[0], "change", start=torch.zeros_like(end[0])), label_kernel(end[0]))
+    close(label_kernel(end[0, :, 0]), torch.outer(end[0, :, 0], end[0, :, 0]))
+    close(label_kernel(end[0, :, 0], "change", start=end[0, :, 1]), label_kernel(end[0, :, 0] - end[0, :, 1]))
+
+
+def test_the_change_of_a_linear_model_lies_along_its_kernel() -> None:
+    """One step of gradient descent on y moves the outputs by K (y - f_0): the change kernel is K r r^T K."""
+    random = torch.Generator().manual_seed(7)
+    model = nn.Linear(3, 1).double()
+    x, y = (torch.randn(5, size, generator=random, dtype=torch.float64) for size in (3, 1))
+    start, kernel = model(x).detach(), tangent_kernel(model, x)
+    (model(x) - y).square().sum().div(2).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+    step = kernel @ (y - start)
+    close(label_kernel(model(x).detach(), "change", start=start), step @ step.T)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        (("some",), {}, "'targets' or 'change'"),
+        (("change",), {}, "start=f_0"),
+        (("targets",), {"start": torch.ones(3, 1)}, "belongs to"),
+        (("change",), {"start": torch.ones(2, 1)}, "must match"),
+    ],
+)
+def test_label_kernels_say_what_they_miss(arguments: tuple, options: dict, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        label_kernel(torch.ones(3, 1), *arguments, **options)
 
 
 def test_effective_rank_of_known_spectra() -> None:

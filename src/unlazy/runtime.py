@@ -61,6 +61,13 @@ def runs_folder() -> Path:
     return Path(os.environ.get("UNLAZY_RUNS", "runs"))
 
 
+def data_folder() -> Path:
+    """Where data sets are kept: ``UNLAZY_DATA``, else ``unlazy`` in the user's cache folder."""
+    asked = os.environ.get("UNLAZY_DATA")
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return Path(asked) if asked else (Path(cache) if cache else Path.home() / ".cache") / "unlazy"
+
+
 def chromium() -> str | None:
     """The browser of the page tests: ``UNLAZY_CHROMIUM``, else Debian's Chromium, else ``None``."""
     asked = os.environ.get("UNLAZY_CHROMIUM")

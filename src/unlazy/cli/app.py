@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from unlazy.cli.progress import reporting
-from unlazy.runtime import UnlazyError, __version__, require, runs_folder
+from unlazy.runtime import UnlazyError, __version__, data_folder, require, runs_folder
 from unlazy.studies.registry import STUDIES, check_scale, find_studies
 
 app = typer.Typer(
@@ -22,6 +22,12 @@ app = typer.Typer(
 )
 runs_app = typer.Typer(help="List, show and compare runs.", invoke_without_command=True)
 app.add_typer(runs_app, name="runs")
+bench_app = typer.Typer(help="What things cost here, beside what others take.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+data_app = typer.Typer(
+    help="Image data: list, fetch, verify, or take files from a folder.", invoke_without_command=True
+)
+app.add_typer(data_app, name="data")
 
 INTERRUPTED = 130  # the exit code typer gives Ctrl-C
 
@@ -153,6 +159,93 @@ def compare_runs(first: RunArgument, second: RunArgument, root: RootOption = Non
     from unlazy.cli.runs import find_run, print_comparison
 
     print_comparison(*(find_run(run, root or runs_folder()) for run in (first, second)))
+
+
+DataFolderOption = Annotated[
+    Path | None, typer.Option(help="The data folder (default: UNLAZY_DATA, or the user's cache folder).")
+]
+DataSetArgument = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar-10 or cifar-100.")]
+
+
+@data_app.callback()
+def take_data(
+    context: typer.Context,
+    origin: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Copy the standard files found below DIR; needs no network."),
+    ] = None,
+    to: DataFolderOption = None,
+) -> None:
+    command = context.invoked_subcommand
+    require(command is None or (origin is None and to is None), f"--from and --to stand alone, not before {command}.")
+    require(to is None or origin is not None, "--to says where files go; --from says which, and is missing.")
+    if command is None:
+        from unlazy.cli.data import print_list, take_from
+
+        if origin is None:
+            print_list(data_folder(), as_json=False)
+        else:
+            take_from(origin, to or data_folder())
+
+
+@data_app.command("list")
+def list_data(
+    folder: DataFolderOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """The data sets there are: present, missing, incomplete or damaged, and how large."""
+    from unlazy.cli.data import print_list
+
+    print_list(folder or data_folder(), as_json)
+
+
+@data_app.command("fetch")
+def fetch_data(name: DataSetArgument, to: DataFolderOption = None) -> None:
+    """Download a data set from its publishers and check it. Interrupted downloads go on where they stopped."""
+    from unlazy.cli.data import fetch_one
+
+    fetch_one(name, to or data_folder())
+
+
+@data_app.command("verify")
+def verify_data(
+    name: Annotated[str | None, typer.Argument(help="One data set; all that are there if left out.")] = None,
+    folder: DataFolderOption = None,
+) -> None:
+    """Hold every file against its checksum; exit code 1 when one is damaged or missing."""
+    from unlazy.cli.data import verify
+
+    verify(name, folder or data_folder())
+
+
+@app.command()
+def gram(
+    model: Annotated[str, typer.Argument(help="A run folder, a JSON model spec, or package.module:function.")],
+    data: Annotated[str, typer.Argument(help="A .npy file, or a data set such as digits or cifar-10:test.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("kernel.npy"),
+    kernel: Annotated[str, typer.Option(help="tangent, overlap or layer-overlap.")] = "tangent",
+    memory: Annotated[
+        str | None, typer.Option(help="What may be used, such as 2GB (default: half of what is free).")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")] = False,
+) -> None:
+    """A kernel of a network on a data set, planned first, then written tile by tile (the file may exceed the memory)."""
+    from unlazy.cli.gram import gram_command
+
+    gram_command(model, data, kernel, out, memory, limit, dry_run=dry_run)
+
+
+@bench_app.command("kernels")
+def bench_kernels(
+    rows: Annotated[list[str] | None, typer.Argument(help="Rows such as a:full, or a; default: all.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the table goes.")] = Path("results/bench/kernels.json"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan of each row.")] = False,
+) -> None:
+    """Tangent kernels of five networks against torch.func (and NNGeometry, where installed), on one core."""
+    from unlazy.cli.bench import bench_kernels
+
+    bench_kernels(rows or (), out, dry_run=dry_run)
 
 
 def _reproduce(name: str, scale: str, seeds: int | None, workers: int, runs: Path, results: Path) -> dict[str, Any]:

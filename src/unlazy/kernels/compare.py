@@ -9,6 +9,7 @@ from torch import Tensor
 from unlazy.runtime import InputError, require
 
 Kernel = Float[Tensor, "*members n n"]
+Columns = Float[Tensor, "*members n o"] | Float[Tensor, "n"]
 
 
 def trace_normalise(kernel: Kernel) -> Kernel:
@@ -48,10 +49,30 @@ def centered_alignment(kernel: Kernel, targets: Float[Tensor, "n o"]) -> Tensor:
     return _cosine(center(kernel), center(label_kernel(targets)).expand_as(kernel))
 
 
-def label_kernel(targets: Float[Tensor, "n o"]) -> Float[Tensor, "n n"]:
-    """Y Y^T; a vector of targets counts as one column."""
-    columns = targets[:, None] if targets.ndim == 1 else targets
-    return columns @ columns.T
+def label_kernel(
+    targets: Columns, kind: str = "targets", *, start: Tensor | None = None
+) -> Float[Tensor, "*members n n"]:
+    """The kernel of what is to be learned, or of what was; a vector counts as one column.
+
+    ``kind="targets"``: Y Y^T. ``kind="change"``: (f_T - f_0)(f_T - f_0)^T, the adaptive tangent paper's label kernel, from the
+    outputs at the end (``targets``) and at the ``start`` of training.
+
+    >>> end, start = torch.tensor([2.0, 5.0]), torch.tensor([1.0, 3.0])
+    >>> label_kernel(end, "change", start=start).tolist()
+    [[1.0, 2.0], [2.0, 4.0]]
+    """
+    require(kind in ("targets", "change"), f"kind must be 'targets' or 'change', got {kind!r}.")
+    if kind == "targets":
+        require(start is None, "start belongs to kind='change'; Y Y^T knows no beginning.")
+        columns = targets
+    else:
+        if start is None:
+            raise InputError("kind='change' needs the outputs before training: start=f_0.")
+        shapes = f"{tuple(targets.shape)} and {tuple(start.shape)}"
+        require(targets.shape == start.shape, f"outputs at the end and at the start must match: {shapes}.")
+        columns = targets - start
+    columns = columns[:, None] if columns.ndim == 1 else columns
+    return columns @ columns.mT
 
 
 def center(kernel: Kernel) -> Kernel:

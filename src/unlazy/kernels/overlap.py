@@ -1,89 +1,204 @@
-"""The overlap kernel: how many paths are active on both of two inputs. Always with hard gates."""
+"""The overlap kernel: how many paths are active on both of two inputs. Always with hard gates.
+
+**A path**, in any network, is a walk along edges from the first hidden layer to one output. Its stations are units: a unit is
+one number of a layer, (channel, position) in a convolution.
+
+* Every weighted layer (linear, convolution) makes units. A filter that reaches into zero padding has no edge there; edges count
+  whatever the value of their weight. A unit is *open* when its ReLU-like gate passes it on: h > 0 for ReLU, strictly inside
+  the linear part for ReLU6, hard-tanh and clamp, eta >= 0 for linear gating. Units without a gate and cells of average
+  pools are always open. Batch-norm (in evaluation) and constant factors are one edge per unit.
+* An identity skip is an edge: the path visits no unit of the block it skips. A max-pool is a gate on its edges: only the one
+  from the position of the maximum is open.
+* A path **begins** at every unit that reads the input directly, once, however many input edges that unit has; input nodes are
+  not counted. What is made of the input without weights (reshaped, padded, pooled by averaging, normalised, added) is still
+  input; a gate on the input makes units of it. A linear connection from input to output is one path.
+* ``bias_paths=True``: a path may also begin at a constant node, one for every layer that adds a constant (a bias, the shift of
+  a batch-norm): the constant neuron of the half-space paper. The bias of the output is one path of its own.
+* Two edges between the same units (a sum of a unit with itself, padding that repeats a unit) are two paths.
+
+**Ties.** A pre-activation of exactly 0 is closed for ReLU and open for linear gating; on black patches without biases that
+decides whole layers. :func:`gate_ties` counts them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from unlazy.kernels.record import Recording
+from unlazy.kernels.capture import Inputs, check_inputs, samples, take, twice
+from unlazy.kernels.gram import FREE_SHARE, gram, plan_gram
+from unlazy.kernels.pathcount import Program, chain
+from unlazy.kernels.pathgram import MORE_THAN_HELD, OverlapKernel
+from unlazy.kernels.pathops import Gate, Mix, Reshape, Scale, Source, Total, Window
+from unlazy.kernels.record import record, record_ties
+from unlazy.kernels.trace import trace
+from unlazy.kernels.units import Graph, Traced
 from unlazy.models.net import GatedNet
-from unlazy.runtime import Unsupported
+from unlazy.runtime import Unsupported, require
 
-TILE = 1024
+Memory = str | int | None
+CHUNK = 256  # samples recorded at a time, where nothing is known about the network
 
 
-def overlap_kernel(model: nn.Module, x: Tensor, x2: Tensor | None = None) -> Float[Tensor, "*members n m"]:
-    """Lambda(x, x') = number of paths active on both = prod over layers of the units open on both.
+def overlap_kernel(
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    log: bool = False,
+    bias_paths: bool = False,
+    output: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    memory: Memory = None,
+    out: Any = None,
+) -> Float[Tensor, "*members n m"] | Any:
+    """Lambda(x, x') = number of paths active on both inputs, for every network with ReLU-like gates.
 
-    A path visits one unit of every gated layer. float64: counts are exact below 2^53. (Half-space paper, Section 3.2.)
-    For our networks, and for foreign ones that are plain dense chains (linear layers and ReLU-like gates). Where layers branch,
-    share weights over positions or are pooled, the product is not the number of paths: raises; see :func:`layer_overlap`.
+    For dense chains it is the product over layers of the number of units open on both (half-space paper, Section 3.2);
+    plain convolutional nets need one number per position and pair, residual nets one per unit and pair, and that is what it
+    costs. What a path is: see the top of this module. Operations without a rule raise and are named.
+
+    float64 counts are exact below 2^53, and relative 1e-12 above; more than float64 holds is an error that asks for
+    ``log=True``: natural logarithms, -inf for none. ``dtype=torch.float32`` halves the result and rounds it (relative 6e-8).
+    ``output``: which output paths lead to, where that matters (outputs behind a shared linear layer have equal counts).
+    ``out``: anything of shape ``[n, m]`` that takes slices, filled in place; ``memory``: how much may be used, such as "4GB".
+    Ties are decided as said above and counted by :func:`gate_ties`.
     """
-    gates = hard_gates(model, x)
-    return overlap_from_gates(gates, gates if x2 is None else hard_gates(model, x2))
+    if isinstance(model, GatedNet) and model.members is not None:
+        _only_single(output, out)
+        gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
+        biased = bias_paths and model.settings.value_bias
+        return _stacked(gates, gates if gates2 is None else gates2, biased=biased, log=log).to(dtype)
+    kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=_kind(dtype, out))
+    return _gram(kernel, x, x2, memory, out)
 
 
-def neural_path_kernel(model: GatedNet, x: Tensor) -> Float[Tensor, "*members n n"]:
-    """H(x, x') = <x, x'> Lambda(x, x') for linear experts, d Lambda(x, x') for constant ones (d input nodes).
-
-    For bias-free dense networks with fixed gates and independent value weights of mean 0 and variance s^2 the expected tangent
-    kernel of the value weights is L s^(2 (L - 1)) H, L = depth + 1 weight matrices (Lakshminarayanan and Singh 2020).
-    """
-    settings = model.settings
-    if settings.value_bias:
-        raise Unsupported(
-            "GatedNet", "paths that begin at a bias are no paths of the input", "Build it with value_bias=False."
-        )
-    if settings.experts == "linear":
-        return overlap_kernel(model, x) * (x @ x.mT).double()
-    return overlap_kernel(model, x) * next(model.value_layers[0].parameters()).shape[-1]
-
-
-def layer_overlap(model: nn.Module, x: Tensor, x2: Tensor | None = None) -> Float[Tensor, "*members n m"]:
+def layer_overlap(
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    log: bool = False,
+    dtype: torch.dtype = torch.float64,
+    memory: Memory = None,
+    out: Any = None,
+) -> Float[Tensor, "*members n m"] | Any:
     """prod over layers of the number of units open on both: the paper's formula for any network with ReLU-like gates.
 
-    Equals the overlap kernel for dense chains; treats every other layer as if it were dense.
+    Equals the overlap kernel for dense chains; treats every other layer as if it were dense. Options as there.
     """
-    gates = _any_gates(model, x)
-    return overlap_from_gates(gates, gates if x2 is None else _any_gates(model, x2))
+    if isinstance(model, GatedNet) and model.members is not None:
+        _only_single(None, out)
+        gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
+        return _stacked(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
+    widths = tuple(layer[0].numel() for layer in _layers(model, _probe(x)))
+    program = _chain_program(widths, 1, False, None, _device(x))
+
+    def opens(part: Inputs) -> dict[int, Tensor]:
+        found = [layer.flatten(1) for layer in _layers(model, part)]
+        same = tuple(layer.shape[1] for layer in found) == widths
+        require(same, "the gates of this network depend on its input; there is no common product over layers.")
+        return dict(zip(program.graph.gates(), found, strict=True))
+
+    kernel = OverlapKernel(program, opens, log=log, dtype=_kind(dtype, out), device=_device(x))
+    return _gram(kernel, x, x2, memory, out)
 
 
-def path_count(model: nn.Module, x: Tensor) -> Float[Tensor, "*members n"]:
-    """Number of active paths of each input: the diagonal of the overlap kernel, prod of open units per layer."""
-    return path_count_from_gates(hard_gates(model, x))
+def path_count(
+    model: nn.Module,
+    x: Inputs,
+    *,
+    log: bool = False,
+    bias_paths: bool = False,
+    output: int | None = None,
+) -> Float[Tensor, "*members n"]:
+    """Number of active paths of each input: the diagonal of the overlap kernel, for the same networks and options."""
+    if isinstance(model, GatedNet):
+        gates = hard_gates(model, x)
+        if _dense(model, gates):
+            everything = [torch.ones_like(layer[..., :1, :]) for layer in gates]
+            return _stacked(gates, everything, biased=bias_paths and model.settings.value_bias, log=log)[..., 0]
+    kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=torch.float64)
+    return kernel.diagonal(x)
 
 
-def hard_gates(model: nn.Module, x: Tensor) -> list[Tensor]:
+def neural_path_kernel(model: nn.Module, x: Tensor) -> Float[Tensor, "*members n n"]:
+    """H(x, x') = sum over input nodes i of x_i x'_i times the paths that begin there: <x, x'> Lambda(x, x') for dense networks.
+
+    d Lambda(x, x') for constant experts (d input nodes of value one). For convolutional networks the sum over input nodes
+    does not factor; it is computed as it stands, with input edges counted. For bias-free dense networks with fixed gates and
+    independent value weights of mean 0 and variance s^2 the expected tangent kernel of the value weights is
+    L s^(2 (L - 1)) H, L weight matrices (Lakshminarayanan and Singh 2020); shared weights add sums over shifts not in H.
+    """
+    if isinstance(model, GatedNet):
+        settings = model.settings
+        if settings.value_bias:
+            raise _biased("GatedNet", "Build it with value_bias=False.")
+        if settings.experts == "linear":
+            return overlap_kernel(model, x) * (x @ x.mT).double()
+        return overlap_kernel(model, x) * next(model.value_layers[0].parameters()).shape[-1]
+    graph = trace(model, _probe(x)).graph
+    _check_products(graph)
+    kernel = _foreign(model, x, graph, log=False, dtype=torch.float64, products=True)
+    return _gram(kernel, x, None, None, None)
+
+
+def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"]]:
+    """Units of each layer that lie exactly on the border of their gate, per input: the choices that counts of paths rest on.
+
+    Pre-activations of exactly 0 for ReLU (closed) and linear gating (open), both borders of truncated gates (closed); for
+    max-pools the cells whose maximum is reached twice and is not 0 (the first position counts as open).
+    """
+    check_inputs(x)
+    if isinstance(model, GatedNet):
+        if model.settings.gating == "open":
+            return {}
+        with torch.no_grad():
+            layers = model.pre_activations(x)
+        return {f"layer {i + 1}": _per_sample(pre == 0, model.members) for i, pre in enumerate(layers)}
+    parts = [record_ties(model, take(x, slice(i, i + CHUNK))) for i in range(0, samples(x), CHUNK)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+# --- gates at hand -------------------------------------------------------------------------------------------
+
+
+def hard_gates(model: nn.Module, x: Inputs) -> list[Tensor]:
     """Open or closed for every unit ``[..., n, units]`` of a dense chain; raises where paths are not a plain product."""
     if isinstance(model, GatedNet):
         with torch.no_grad():
             return model.gates(x).hard()
-    recording = Recording(model, x)
-    wide = next((gate.name for gate in recording.calls if gate.open.ndim != 2), None)
-    if wide is not None or recording.others:
-        why = f"gate {wide} has positions" if wide else f"it uses {sorted(recording.others)[0]}"
+    traced = trace(model, x)
+    odd = _not_a_chain(traced.graph)
+    if odd is not None:
         raise Unsupported(
             type(model).__name__,
-            f"its paths are not one unit per layer ({why})",
-            "layer_overlap treats every layer as dense; exact counts exist for dense chains.",
+            f"its paths are not one unit per layer ({odd})",
+            "overlap_kernel and path_count know such networks; layer_overlap treats every layer as dense.",
         )
-    return [gate.open for gate in recording.calls]
+    return [traced.masks[index] for index in traced.graph.gates()]
 
 
 def overlap_from_gates(gates: Sequence[Tensor], gates2: Sequence[Tensor]) -> Float[Tensor, "*members n m"]:
-    """The same from gates at hand, ``[..., n, units]`` per layer; also soft ones, if that is wanted."""
-    if gates is gates2 and gates[0].ndim == 2 and gates[0].dtype == torch.bool:
-        return _symmetric_overlap(gates)
-    product: Tensor | None = None
-    for layer, layer2 in zip(gates, gates2, strict=True):
-        common = layer.double() @ layer2.double().mT
-        product = common if product is None else product.mul_(common)
-    assert product is not None
-    return product
+    """The product over layers from gates at hand, ``[..., n, units]`` per layer; also soft ones, if that is wanted."""
+    if gates[0].ndim > 2 or gates[0].dtype != torch.bool:
+        return _stacked(gates, gates2, biased=False, log=False)
+    program = _chain_program(tuple(layer.shape[1] for layer in gates), 1, False, None, gates[0].device)
+    nodes = program.graph.gates()
+    kernel = OverlapKernel(
+        program,
+        lambda part: dict(zip(nodes, part, strict=True)),
+        log=False,
+        dtype=torch.float64,
+        device=gates[0].device,
+    )
+    return _gram(kernel, tuple(gates), None if gates2 is gates else tuple(gates2), None, None)
 
 
 def free_path_kernel(gates: Sequence[Tensor], start: Tensor, biases: bool) -> Float[Tensor, "*members n n"]:
@@ -105,36 +220,174 @@ def path_count_from_gates(gates: Sequence[Tensor]) -> Float[Tensor, "*members n"
     return torch.stack([layer.sum(-1, dtype=torch.float64) for layer in gates]).prod(0)
 
 
-def _symmetric_overlap(gates: Sequence[Tensor]) -> Float[Tensor, "n n"]:
-    """Tiles of the upper half, mirrored. Counts are whole numbers: 0 and 1 are exact in bfloat16 and sums in float32,
-    so the fast product loses nothing (a layer has far fewer than 2^24 units)."""
-    n = len(gates[0])
-    layers = [layer.float() for layer in gates]
-    product = torch.empty(n, n, dtype=torch.float64, device=gates[0].device)
-    with _fast_products():
-        for top in range(0, n, TILE):
-            for left in range(top, n, TILE):
-                rows, columns = slice(top, top + TILE), slice(left, left + TILE)
-                tile = product[rows, columns]
-                for index, layer in enumerate(layers):
-                    common = layer[rows] @ layer[columns].T
-                    tile.copy_(common) if index == 0 else tile.mul_(common)
-                if left > top:
-                    product[columns, rows] = tile.T
-    return product
+def _stacked(gates: Sequence[Tensor], gates2: Sequence[Tensor], *, biased: bool, log: bool) -> Tensor:
+    """The recursion over dense layers, all members at once, in float64 or in logarithms."""
+    total: Tensor | None = None
+    for layer, layer2 in zip(gates, gates2, strict=True):
+        common = layer.double() @ layer2.double().mT
+        common = common.log() if log else common
+        if total is None:
+            total = torch.zeros_like(common) if log else torch.ones_like(common)
+        total = _plus_one(total, log=log) if biased else total
+        total = common + total if log else common * total
+    assert total is not None
+    total = _plus_one(total, log=log) if biased else total
+    require(log or bool(total.isfinite().all()), MORE_THAN_HELD)
+    return total
 
 
-@contextmanager
-def _fast_products() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _plus_one(total: Tensor, *, log: bool) -> Tensor:
+    return torch.logaddexp(total, torch.zeros_like(total)) if log else total + 1
 
 
-def _any_gates(model: nn.Module, x: Tensor) -> list[Tensor]:
-    if isinstance(model, GatedNet):
-        return hard_gates(model, x)
-    return [gate.open.flatten(1) for gate in Recording(model, x).calls]
+# --- kernels of networks -------------------------------------------------------------------------------------
+
+
+def _kernel(
+    model: nn.Module, x: Inputs, *, log: bool, bias_paths: bool, output: int | None, dtype: torch.dtype
+) -> OverlapKernel:
+    """The kernel of a single network: a dense chain from its gates, anything else from its traced graph."""
+    check_inputs(x)
+    if not isinstance(model, GatedNet):
+        graph = trace(model, _probe(x)).graph
+        return _foreign(model, x, graph, log=log, dtype=dtype, bias_paths=bias_paths, output=output)
+    probe = hard_gates(model, _probe(x))
+    if _dense(model, probe):
+        widths = tuple(layer.shape[1] for layer in probe)
+        biased = bias_paths and model.settings.value_bias
+        program = _chain_program(widths, model.settings.outputs, biased, output, _device(x))
+
+        def opens(part: Inputs) -> dict[int, Tensor]:
+            return dict(zip(program.graph.gates(), hard_gates(model, part), strict=True))
+
+        return OverlapKernel(program, opens, log=log, dtype=dtype, device=_device(x))
+    graph = _trace_gated(model, _probe(x)).graph
+    return _foreign(model, x, graph, log=log, dtype=dtype, bias_paths=bias_paths, output=output)
+
+
+def _foreign(
+    model: nn.Module,
+    x: Inputs,
+    graph: Graph,
+    *,
+    log: bool,
+    dtype: torch.dtype,
+    bias_paths: bool = False,
+    output: int | None = None,
+    products: bool = False,
+) -> OverlapKernel:
+    program = Program(graph, bias_paths=bias_paths, output=output, products=products, device=_device(x))
+    follow: Callable[[Any, Inputs], Traced] = _trace_gated if isinstance(model, GatedNet) else trace
+
+    def opens(part: Inputs) -> dict[int, Tensor]:
+        traced = follow(model, part)
+        if traced.graph != graph:
+            raise Unsupported(
+                type(model).__name__,
+                "its layers depend on the input, so that two inputs share no paths",
+                "layer_overlap asks only for equal gates.",
+            )
+        return traced.masks | traced.inputs if products else traced.masks
+
+    return OverlapKernel(program, opens, log=log, dtype=dtype, device=_device(x))
+
+
+@lru_cache(maxsize=64)
+def _chain_program(
+    widths: tuple[int, ...], outputs: int, biased: bool, output: int | None, device: torch.device
+) -> Program:
+    """The program of a dense chain; kept, since training measures the same network again and again."""
+    return Program(chain(widths, biased=biased, outputs=outputs), bias_paths=biased, output=output, device=device)
+
+
+class _ValueBranch(nn.Module):
+    """The value branch of a gated network under gates already made."""
+
+    def __init__(self, model: GatedNet, gates: list[Tensor]) -> None:
+        super().__init__()
+        self.model, self.gates = model, gates
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.value(x, self.gates)
+
+
+def _trace_gated(model: GatedNet, x: Inputs) -> Traced:
+    gates = hard_gates(model, x)
+    return trace(_ValueBranch(model, gates), x, given=gates, given_biased=model.settings.value_bias)
+
+
+def _gram(kernel: OverlapKernel, x: Inputs, x2: Inputs | None, memory: Memory, out: Any) -> Tensor | Any:
+    """All at once where the gates of all samples fit, else by the Gram engine, which records columns again."""
+    if memory is None and kernel.device.type == "cuda":
+        memory = int(FREE_SHARE * torch.cuda.mem_get_info(kernel.device)[0])
+    in_memory = out is None or isinstance(out, Tensor)
+    plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=in_memory)
+    if not plan.keep or not in_memory:
+        return gram(kernel, x, x2, memory=memory, out=out)
+    shape = (plan.rows, plan.columns)
+    result = torch.empty(shape, dtype=kernel.dtype, device=kernel.device) if out is None else out
+    require(tuple(result.shape) == shape, f"out must have shape {shape}, got {tuple(result.shape)}.")
+    left = kernel.features(x)
+    kernel.block(result, left, left if x2 is None else kernel.features(x2), same=x2 is None)
+    return result
+
+
+def _dense(model: GatedNet, gates: Sequence[Tensor]) -> bool:
+    """Whether gates have no positions."""
+    return all(layer.ndim == (2 if model.members is None else 3) for layer in gates)
+
+
+def _layers(model: nn.Module, x: Inputs) -> list[Tensor]:
+    """Open units of every gate ``[n, ...]``, whatever lies between."""
+    return hard_gates(model, x) if isinstance(model, GatedNet) else [gate.open for gate in record(model, x)]
+
+
+def _not_a_chain(graph: Graph) -> str | None:
+    """What makes a graph more than dense layers one after the other."""
+    for node in graph.nodes:
+        plain = isinstance(node.operation, Source | Mix | Gate | Scale | Reshape) and len(node.inputs) <= 1
+        if not plain or getattr(node.operation, "groups", 1) > 1:
+            return f"{node.name} uses {type(node.operation).__name__.lower()}"
+        if isinstance(node.operation, Gate) and len(node.shape) != 1:
+            return f"gate {node.name} has positions"
+    return None
+
+
+def _check_products(graph: Graph) -> None:
+    """Refuse what has no input nodes to speak of: biases, and inputs changed before the first weights."""
+    raw: set[int] = set()
+    for index, node in enumerate(graph.nodes):
+        operation = node.operation
+        if getattr(operation, "biased", False):
+            raise _biased(node.name, "Use a network without biases and batch-norms.")
+        changed = isinstance(operation, Scale | Total) or (isinstance(operation, Window) and operation.pooled)
+        if changed and raw & set(node.inputs):
+            raise Unsupported(node.name, "the input is changed before the first weights", "Give the changed input.")
+        if not isinstance(operation, Mix | Gate) and (raw & set(node.inputs) or getattr(operation, "raw", False)):
+            raw.add(index)
+
+
+def _biased(name: str, remedy: str) -> Unsupported:
+    return Unsupported(name, "paths that begin at a bias are no paths of the input", remedy)
+
+
+def _only_single(output: int | None, out: Any) -> None:
+    require(output is None and out is None, "output and out are for single networks; a stack gives [members, n, m].")
+
+
+def _per_sample(tied: Tensor, members: int | None) -> Tensor:
+    """Numbers ``[*members, n]`` of units, whatever axes a layer has."""
+    return tied.flatten(1 if members is None else 2).sum(-1)
+
+
+def _probe(x: Inputs) -> Inputs:
+    """The first sample, twice: enough to see the shape of a network."""
+    return twice(take(x, slice(0, 1)))
+
+
+def _device(x: Inputs) -> torch.device:
+    return next(leaf.device for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor))
+
+
+def _kind(dtype: torch.dtype, out: Any) -> torch.dtype:
+    return out.dtype if isinstance(out, Tensor) else dtype

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,123 +17,191 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from unlazy.kernels.capture import Inputs, call, check_inputs, evaluating
 from unlazy.runtime import Unsupported
 
+Bound = float | int | Tensor
+
+RELU = {"relu", "relu_"}
+MAX_POOLS = {"max_pool1d", "max_pool2d", "max_pool3d"}
+CLAMP = {"clamp", "clamp_", "clip", "clip_"}
+NO_HARD_GATE = {
+    "leaky_relu", "leaky_relu_", "prelu", "rrelu", "rrelu_", "gelu", "silu", "elu", "elu_", "selu", "selu_", "celu",
+    "celu_", "softplus", "mish", "hardswish", "hardsigmoid", "logsigmoid", "softsign", "softshrink", "hardshrink",
+    "tanhshrink", "tanh", "tanh_", "sigmoid", "sigmoid_", "glu", "maximum", "minimum",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class GateCall:
-    """One ReLU-like call: ``block.relu#2`` is the second call made by module ``block.relu``; ``open`` = linear part."""
+    """One ReLU-like call: ``block.relu#2`` is the second call made by module ``block.relu``.
+
+    ``open``: on the linear part, strictly between ``low`` and ``high``; closed on both constant branches.
+    """
 
     name: str
     pre: Tensor
     open: Tensor
+    low: Bound
+    high: Bound
 
-
-def _above_zero(pre: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-    return pre > 0
-
-
-def _between(low: float, high: float) -> Callable[[Tensor, tuple[Any, ...], dict[str, Any]], Tensor]:
-    def is_open(pre: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-        values = dict(zip(("min_val", "max_val"), arguments[1:], strict=False)) | options
-        return (pre > values.get("min_val", low)) & (pre < values.get("max_val", high))
-
-    return is_open
-
-
-def _clamped(pre: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-    """Open strictly between the bounds given."""
-    bounds = dict(zip(("min", "max"), arguments[1:], strict=False)) | options
-    low, high = bounds.get("min"), bounds.get("max")
-    is_open = torch.ones_like(pre, dtype=torch.bool)
-    is_open = is_open if low is None else is_open & (pre > low)
-    return is_open if high is None else is_open & (pre < high)
-
-
-# A unit is open on the linear part of its activation; a truncated one is closed on both constant branches.
-HARD_GATES = {
-    F.relu: _above_zero,
-    F.relu_: _above_zero,
-    torch.relu: _above_zero,
-    torch.relu_: _above_zero,
-    Tensor.relu: _above_zero,
-    Tensor.relu_: _above_zero,
-    F.relu6: lambda pre, arguments, options: (pre > 0) & (pre < 6),
-    F.hardtanh: _between(-1.0, 1.0),
-    F.hardtanh_: _between(-1.0, 1.0),
-    torch.clamp: _clamped,
-    Tensor.clamp: _clamped,
-    Tensor.clamp_: _clamped,
-    torch.clamp_min: _clamped,
-    Tensor.clamp_min: _clamped,
-    F.threshold: lambda pre, arguments, options: pre > (options.get("threshold", arguments[1] if arguments[1:] else 0)),
-}
-NO_HARD_GATE = {
-    F.leaky_relu, F.leaky_relu_, F.gelu, F.silu, F.elu, F.elu_, F.selu, F.celu, F.softplus, F.mish, F.prelu,
-    F.hardswish, F.logsigmoid, F.softsign, F.tanhshrink, torch.tanh, torch.sigmoid, Tensor.tanh, Tensor.sigmoid,
-    F.tanh, F.sigmoid, torch.prelu, F.glu, torch.maximum,
-}  # fmt: skip
-# What may stand between gates in a plain dense chain without changing which paths there are.
-PLAIN = {F.linear, torch.flatten, Tensor.flatten, Tensor.reshape, Tensor.view, F.dropout, F.batch_norm}
+    @property
+    def tied(self) -> Tensor:
+        """Exactly on the border: closed by definition, though a nudge would open it."""
+        return (self.pre == self.low) | (self.pre == self.high)
 
 
 def record(model: nn.Module, x: Inputs) -> list[GateCall]:
     """All gates of one forward pass in evaluation mode, in order. Raises for activations that have no hard gate."""
-    return Recording(model, x).calls
+    check_inputs(x)
+    watch = _Gates()
+    watch.run(model, x)
+    if not watch.calls:
+        raise no_gates(model)
+    return watch.calls
 
 
-class Recording:
-    """One recorded forward pass: its gates, and the other functions that acted on tensors."""
+def record_ties(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
+    """Units on the border of their gate, and cells of max-pools whose maximum is reached twice: numbers ``[n]`` by name."""
+    check_inputs(x)
+    watch = _Gates(pools=True)
+    watch.run(model, x)
+    return {gate.name: gate.tied.flatten(1).sum(1) for gate in watch.calls} | watch.pool_ties
 
-    def __init__(self, model: nn.Module, x: Inputs) -> None:
-        check_inputs(x)
-        self.calls: list[GateCall] = []
-        self.others: set[str] = set()
-        with evaluating(model), torch.no_grad(), _named(model) as stack:
-            self._stack, self._counts = stack, dict[str, int]()
-            with _Watch(self):
-                call(model, x)
-        if not self.calls:
-            raise Unsupported(type(model).__name__, "it has no ReLU-like gates", "Use a network with ReLU activations.")
 
-    def note(self, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        if function in HARD_GATES:
-            pre = (arguments[0] if arguments else options["input"]).detach().clone()
-            self.calls.append(GateCall(self._next_name(), pre, HARD_GATES[function](pre, arguments, options)))
-        elif function in NO_HARD_GATE:
-            raise Unsupported(
-                self._where(),
-                f"{function.__name__} has no hard gate",
-                "Replace it by ReLU, or use the sign of its pre-activation explicitly.",
-            )
-        elif function not in PLAIN:
-            name = resolve_name(function) or getattr(function, "__name__", str(function))
-            if "__get__" not in name and not name.endswith((".size", ".dim", ".__len__")):
-                self.others.add(name)
+def no_gates(model: nn.Module) -> Unsupported:
+    return Unsupported(type(model).__name__, "it has no ReLU-like gates", "Use a network with ReLU activations.")
 
-    def _where(self) -> str:
+
+def no_hard_gate(where: str, name: str) -> Unsupported:
+    return Unsupported(
+        where,
+        f"{name.rstrip('_')} has no hard gate",
+        "Replace it by ReLU, or use the sign of its pre-activation explicitly.",
+    )
+
+
+def borders(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Bound, Bound] | None:
+    """Where a ReLU-like function is linear: between these two; ``None`` for any other function."""
+    given = partial(argument, arguments, options)
+    if name in RELU:
+        return 0, math.inf
+    if name == "relu6":
+        return 0, 6
+    if name in ("hardtanh", "hardtanh_"):
+        return given(1, "min_val", default=-1.0), given(2, "max_val", default=1.0)
+    if name in CLAMP:
+        return given(1, "min", default=-math.inf), given(2, "max", default=math.inf)
+    if name in ("clamp_min", "clamp_min_"):
+        return given(1, "min", default=-math.inf), math.inf
+    if name in ("clamp_max", "clamp_max_"):
+        return -math.inf, given(1, "max", default=math.inf)
+    if name in ("threshold", "threshold_"):
+        return given(1, "threshold", default=0), math.inf
+    return None
+
+
+def argument(
+    arguments: tuple[Any, ...], options: dict[str, Any], position: int, *names: str, default: Any = None
+) -> Any:
+    """An argument of a call by position or by any of its names; ``None`` counts as not given."""
+    value = arguments[position] if len(arguments) > position else None
+    for name in names:
+        value = options.get(name, value)
+    return default if value is None else value
+
+
+def each_axis(value: Any, count: int) -> tuple[int, ...]:
+    """One number per axis from one for all, or from one each."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * count if len(values) == 1 else values
+
+
+def between(pre: Tensor, low: Bound, high: Bound) -> Tensor:
+    """Which units are open."""
+    is_open = pre > low
+    return is_open if isinstance(high, float) and high == math.inf else is_open & (pre < high)
+
+
+class Watch(TorchFunctionMode):
+    """Sees every torch function that a forward pass calls, by its short name, and the module that called it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack: list[str] = []
+        self._counts: dict[str, int] = {}
+
+    def run(self, model: nn.Module, x: Inputs) -> Tensor:
+        """The module's output ``[n, outputs]``, in evaluation mode."""
+        with evaluating(model), torch.no_grad(), _named(model, self._stack), self:
+            return call(model, x)
+
+    def seen(self, name: str, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Called in place of the function; has to call it."""
+        raise NotImplementedError
+
+    def where(self) -> str:
+        """The module whose code is running."""
         return self._stack[-1] if self._stack and self._stack[-1] else "the model"
 
-    def _next_name(self) -> str:
-        name = self._where()
+    def next_name(self) -> str:
+        """``where`` with the number of its call."""
+        name = self.where()
         self._counts[name] = self._counts.get(name, 0) + 1
         return f"{name}#{self._counts[name]}"
-
-
-class _Watch(TorchFunctionMode):
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()
-        self.recording = recording
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        self.recording.note(function, arguments, options or {})
-        return function(*arguments, **(options or {}))
+        return self.seen(short_name(function), function, arguments, options or {})
+
+
+def short_name(function: Any) -> str:
+    """``add`` for torch.add and Tensor.add, ``shape.__get__`` for a property."""
+    full = resolve_name(function) or getattr(function, "__name__", str(function))
+    parts = full.split(".")
+    return ".".join(parts[-2:]) if parts[-1] == "__get__" else parts[-1]
+
+
+class _Gates(Watch):
+    """Keeps the gates."""
+
+    def __init__(self, *, pools: bool = False) -> None:
+        super().__init__()
+        self.calls: list[GateCall] = []
+        self.pools, self.pool_ties = pools, dict[str, Tensor]()
+
+    def seen(self, name: str, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if name in NO_HARD_GATE:
+            raise no_hard_gate(self.where(), name)
+        found = borders(name, arguments, options)
+        if found is not None:
+            pre = argument(arguments, options, 0, "input", "self").detach().clone()
+            self.calls.append(GateCall(self.next_name(), pre, between(pre, *found), *found))
+        result = function(*arguments, **options)
+        if self.pools and name in MAX_POOLS and isinstance(result, Tensor):
+            self.pool_ties[self.next_name()] = _reached_twice(result, arguments, options)
+        return result
+
+
+def _reached_twice(result: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    """Cells ``[n]`` of a max-pool whose maximum several positions share; maxima of 0 are closed units and do not matter."""
+    given, axes = partial(argument, arguments, options), result.ndim - 2
+    kernel = each_axis(given(1, "kernel_size"), axes)
+    stride = each_axis(given(2, "stride") or kernel, axes)
+    padding, dilation = (each_axis(given(p, n, default=d), axes) for p, n, d in ((3, "padding", 0), (4, "dilation", 1)))
+    room = [
+        (p, p + s + k) for p, s, k in zip(padding, stride, kernel, strict=True)
+    ]  # enough for a last, partial window
+    windows = F.pad(given(0, "input"), [side for sides in reversed(room) for side in sides], value=-math.inf)
+    for i in range(axes):
+        reach = dilation[i] * (kernel[i] - 1) + 1
+        windows = windows.unfold(2 + i, reach, stride[i]).narrow(2 + i, 0, result.shape[2 + i])[..., :: dilation[i]]
+    maxima = result.reshape(*result.shape, *(1,) * axes)
+    shared = (windows == maxima).flatten(2 + axes).sum(-1) > 1
+    return (shared & (result != 0)).flatten(1).sum(1)
 
 
 @contextmanager
-def _named(model: nn.Module) -> Iterator[list[str]]:
-    """A stack of the names of the modules being called."""
-    stack: list[str] = []
+def _named(model: nn.Module, stack: list[str]) -> Iterator[None]:
+    """Keeps on the stack the names of the modules being called."""
     handles = []
 
     def leave(*_: Any) -> None:
@@ -141,7 +211,7 @@ def _named(model: nn.Module) -> Iterator[list[str]]:
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
         handles.append(module.register_forward_hook(leave))
     try:
-        yield stack
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from unlazy.kernels.walks import walk
 from unlazy.runtime import require
 
 
@@ -48,4 +49,22 @@ def overlap_kernel(gates: Sequence[Tensor]) -> Tensor:
         active = [all(bool(layer[i, unit]) for layer, unit in zip(gates, path, strict=True)) for i in range(n)]
         for i, j in itertools.product(range(n), repeat=2):
             kernel[i, j] += active[i] and active[j]
+    return kernel
+
+
+def walked_overlap(model: nn.Module, x: Tensor, *, output: int = 0, bias_paths: bool = False) -> Tensor:
+    """The overlap kernel of any small network: list the active paths of every input, intersect the lists. ``[n, n]``."""
+    found = [set(walk(model, x[i : i + 1], bias_paths=bias_paths).arrived[output]) for i in range(len(x))]
+    return torch.tensor([[float(len(a & b)) for b in found] for a in found], dtype=torch.float64)
+
+
+def walked_path_kernel(model: nn.Module, x: Tensor, *, output: int = 0) -> Tensor:
+    """The neural path kernel likewise: every common path, input edge included, times the inputs it begins at. ``[n, n]``."""
+    found = [set(walk(model, x[i : i + 1], inputs=True).arrived[output]) for i in range(len(x))]
+    flat = x.double().flatten(1)
+    kernel = torch.zeros(len(x), len(x), dtype=torch.float64)
+    for i, j in itertools.product(range(len(x)), repeat=2):
+        for path in found[i] & found[j]:
+            begin = path[0][1]
+            kernel[i, j] += flat[i, begin] * flat[j, begin]
     return kernel

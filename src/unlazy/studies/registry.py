@@ -34,6 +34,12 @@ STUDIES = (
         "Half-spaces turn toward the easy half of a circle (Figures 2-6, 9, 10; claims C7-C15).",
         "unlazy.studies.halfspace.circle.study",
     ),
+    StudyEntry(
+        "fashion",
+        "half-space",
+        "Do paths gather on easily labelled classes of Fashion-MNIST, or on certain images? (Figures 7, 11-16; C16-C19).",
+        "unlazy.studies.halfspace.fashion.study",
+    ),
 )
 
 

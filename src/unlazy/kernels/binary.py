@@ -1,0 +1,154 @@
+"""Gram matrices of zeros and ones: how many places two rows have in common, exactly, at the speed of small integers.
+
+A boolean takes one byte and is already the 8-bit integer 0 or 1, so the fast integer product reads gates as they are held.
+Many short rows side by side (the channels at every position of an image) are packed into words instead: an "and", then a
+count of bits. Where neither is fast, tiles are made into float32 on the way: 0 and 1 are exact in any precision, and sums
+of up to 2^24 ones are exact in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Int32, Shaped, UInt8
+from torch import Tensor
+
+from unlazy.runtime import require
+
+TILE = 512  # rows of a tile: the counts of one tile stay in the cache
+MOST = 2**24  # places that float32 can count
+SHORT = 16  # places below which the integer product gains nothing (and torch 2.13's returns rubbish for a single one)
+
+
+def binary_gram(a: Bool[Tensor, "n k"], b: Bool[Tensor, "m k"] | None = None) -> Int32[Tensor, "n m"]:
+    """How many places are true in both rows, for every pair of rows; ``b=None``: of ``a`` with itself, each pair once."""
+    require(a.shape[1] <= MOST, f"rows of {a.shape[1]} places are longer than the {MOST} that are counted exactly.")
+    other = a if b is None else b
+    counts = torch.empty(len(a), len(other), dtype=torch.int32, device=a.device)
+    for rows, columns in tiles(len(a), len(other), TILE, TILE, symmetric=b is None):
+        counts[rows, columns] = _product(a[rows], other[columns])
+        if b is None and columns != rows:
+            counts[columns, rows] = counts[rows, columns].T
+    return counts
+
+
+def tiles(n: int, m: int, height: int, width: int, *, symmetric: bool) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of every tile; of a symmetric matrix those on and above the diagonal."""
+    for top in range(0, n, height):
+        for left in range(top if symmetric else 0, m, width):
+            yield slice(top, min(top + height, n)), slice(left, min(left + width, m))
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Zeros and ones ``[*p, n, k]``: n rows of k places, once for every leading index, held as they are counted fastest.
+
+    ``held``: ``[*p, words, n]`` integers of ``k`` bits together where rows are packed, else the booleans themselves.
+    """
+
+    held: Tensor
+    places: int
+    packed: bool
+
+    @staticmethod
+    def hold(rows: Bool[Tensor, "*p n k"]) -> Bits:
+        places = rows.shape[-1]
+        require(places <= MOST, f"rows of {places} places are longer than the {MOST} that are counted exactly.")
+        if rows.ndim == 2 or rows.device.type != "cpu" or places == 1:
+            return Bits(rows.contiguous(), places, packed=False)
+        size, word = (4, torch.int32) if places <= 32 else (8, torch.int64)
+        filled = np.packbits(F.pad(rows, (0, -places % (8 * size))).numpy(), axis=-1)
+        return Bits(torch.from_numpy(filled).view(word).mT.contiguous(), places, packed=True)
+
+    @staticmethod
+    def join(parts: Sequence[Bits]) -> Bits:
+        """The rows of all parts, one after the other."""
+        first = parts[0]
+        held = torch.cat([part.held for part in parts], dim=-1 if first.packed else -2)
+        return Bits(held, first.places, first.packed)
+
+    def part(self, rows: slice) -> Bits:
+        return Bits(self.held[..., rows] if self.packed else self.held[..., rows, :], self.places, self.packed)
+
+    def common(self, other: Bits) -> Shaped[Tensor, "*p n m"]:
+        """How many places two rows have in common: whole numbers of a type that holds them."""
+        a, b = self.held, other.held
+        if not self.packed:
+            return _product(a, b) if a.ndim == 2 else _products(a, b)
+        total: Tensor | None = None
+        for left, right in zip(a.unbind(-2), b.unbind(-2), strict=True):
+            found = _bit_counts(left.unsqueeze(-1) & right.unsqueeze(-2))
+            found = found if self.places < 256 else found.int()
+            total = found if total is None else total.add_(found)
+        assert total is not None
+        return total
+
+    def counts(self) -> Int32[Tensor, "*p n 1"]:
+        """How many places of each row are open."""
+        if not self.packed:
+            return self.held.sum(-1, keepdim=True, dtype=torch.int32)
+        return _bit_counts(self.held).sum(-2, dtype=torch.int32).unsqueeze(-1)
+
+
+def _bit_counts(words: Tensor) -> UInt8[Tensor, "..."]:
+    """Ones in each word. (Of signed numbers numpy would count those of the absolute value.)"""
+    unsigned = np.uint32 if words.dtype == torch.int32 else np.uint64
+    return torch.from_numpy(np.bitwise_count(words.numpy().view(unsigned)))
+
+
+def _product(a: Bool[Tensor, "n k"], b: Bool[Tensor, "m k"]) -> Shaped[Tensor, "n m"]:
+    """One tile, as int32 or float32, whichever the device is faster at."""
+    if a.shape[1] < SHORT or not _fast_integers(a.device.type):
+        return _products(a, b)
+    if a.is_cuda:
+        return _aligned_product(a, b)
+    return torch._int_mm(a.view(torch.int8), b.view(torch.int8).T)
+
+
+def _products(a: Bool[Tensor, "*p n k"], b: Bool[Tensor, "*p m k"]) -> Shaped[Tensor, "*p n m"]:
+    """Through float32, in a shorter format where that is exact all the same."""
+    if a.shape[-1] == 1:
+        return a.float() * b.float().mT
+    with _fast_floats():
+        return a.float() @ b.float().mT
+
+
+@contextmanager
+def _fast_floats() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@cache
+def _fast_integers(device: str) -> bool:
+    """Whether 8-bit products are there, fast and right (elsewhere they are a plain loop, or missing)."""
+    if device == "cpu":
+        known = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    else:
+        known = device == "cuda"
+    if not known:
+        return False
+    ones = torch.ones(32, 64, dtype=torch.int8, device=device)
+    try:
+        return bool((torch._int_mm(ones, ones.T) == 64).all())
+    except RuntimeError:
+        return False
+
+
+def _aligned_product(a: Bool[Tensor, "n k"], b: Bool[Tensor, "m k"]) -> Int32[Tensor, "n m"]:
+    """CUDA's product wants more than 16 rows, and columns and places in multiples of 8: closed places fill up the rest."""
+    n, m = len(a), len(b)
+    missing = -a.shape[1] % 8
+    left = a if n > 16 and not missing else F.pad(a, (0, missing, 0, max(0, 24 - n)))
+    right = b if m % 8 == 0 and not missing else F.pad(b, (0, missing, 0, -m % 8))
+    return torch._int_mm(left.view(torch.int8), right.view(torch.int8).T)[:n, :m]

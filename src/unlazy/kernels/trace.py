@@ -1,0 +1,425 @@
+"""Following a forward pass: which operation on numbers of paths a torch function is. A call that fits no rule stays without one.
+
+A rule reads the arguments of one call and adds nodes to the graph; ``None`` = not this way of calling. The tracer compares the
+shape that follows from the node with that of the real result, so a misread argument cannot pass unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from unlazy.kernels.capture import Inputs, check_inputs
+from unlazy.kernels.pathops import (
+    Add,
+    AxisMap,
+    Join,
+    Mix,
+    Permute,
+    Reshape,
+    Scale,
+    Source,
+    Total,
+    Unfold,
+    Window,
+    axis_map,
+)
+from unlazy.kernels.record import each_axis
+from unlazy.kernels.units import Rule, Step, Traced, Tracer
+from unlazy.runtime import Unsupported
+
+
+def trace(model: nn.Module, x: Inputs, *, given: Sequence[Tensor] = (), given_biased: bool = False) -> Traced:
+    """Run the module once and follow its units. Raises for what has no rule, naming the module and the operation.
+
+    ``given``: tensors ``[n, ...]`` of zeros and ones that the module multiplies units by: they are its gates. Units so gated
+    that do not depend on the input begin paths all the same (constant experts); ``given_biased``: at biases, too.
+    """
+    check_inputs(x)
+    scripted = next((name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        raise Unsupported(scripted or "the model", "compiled code cannot be followed", "Use the original module.")
+    own = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
+    tracer = Tracer(own, RULES, given, given_biased)
+    out = tracer.run(model, tracer.x)
+    return tracer.finish(model, out)
+
+
+# --- weights -------------------------------------------------------------------------------------------------
+
+
+def linear(tracer: Tracer, step: Step) -> int | None:
+    source, weight, bias = step.lone(), step.get(1, "weight"), step.get(2, "bias")
+    if source is None or weight.ndim != 2:
+        return None
+    return tracer.add(Mix(len(tracer.node(source).shape) - 1, weight.shape[0], 1, bias is not None), [source])
+
+
+def matmul(tracer: Tracer, step: Step) -> int | None:
+    source, weight = step.lone(), step.get(1, "other", "mat2")
+    if source is None or weight.ndim != 2:
+        return None
+    return tracer.add(Mix(len(tracer.node(source).shape) - 1, weight.shape[1], 1, biased=False), [source])
+
+
+def addmm(tracer: Tracer, step: Step) -> int | None:
+    source, weight = step.node(step.get(1, "mat1")), step.get(2, "mat2")
+    if source is None or step.count != 1:
+        return None
+    return tracer.add(Mix(0, weight.shape[1], 1, biased=True), [source])
+
+
+def convolution(tracer: Tracer, step: Step) -> int | None:
+    source, weight, bias = step.lone(), step.get(1, "weight"), step.get(2, "bias")
+    if source is None or len(tracer.node(source).shape) != weight.ndim - 1:
+        return None
+    kernel = weight.shape[2:]
+    stride, dilation = (each_axis(step.get(p, n, default=1), len(kernel)) for p, n in ((3, "stride"), (5, "dilation")))
+    room = step.get(4, "padding", default=0)
+    if room == "same":
+        room = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
+    padding = each_axis(0 if room == "valid" else room, len(kernel))
+    maps = []
+    for i, k in enumerate(kernel):
+        size, out = tracer.node(source).shape[1 + i], step.result.shape[2 + i]
+        taps = [
+            [(q, p) for q in range(out) if 0 <= (p := q * stride[i] - padding[i] + t * dilation[i]) < size]
+            for t in range(k)
+        ]
+        maps.append(axis_map(1 + i, out, taps))
+    seen = tracer.add(Window(tuple(maps), pooled=False), [source])
+    return tracer.add(Mix(0, weight.shape[0], step.get(6, "groups", default=1), bias is not None), [seen])
+
+
+def transposed_convolution(tracer: Tracer, step: Step) -> int | None:
+    source, weight, bias = step.lone(), step.get(1, "weight"), step.get(2, "bias")
+    if source is None or len(tracer.node(source).shape) != weight.ndim - 1:
+        return None
+    kernel, groups = weight.shape[2:], step.get(6, "groups", default=1)
+    stride, padding, dilation = (
+        each_axis(step.get(p, n, default=d), len(kernel))
+        for p, n, d in ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1))
+    )
+    maps = []
+    for i, k in enumerate(kernel):
+        size, out = tracer.node(source).shape[1 + i], step.result.shape[2 + i]
+        taps = [
+            [(q, p) for p in range(size) if 0 <= (q := p * stride[i] - padding[i] + t * dilation[i]) < out]
+            for t in range(k)
+        ]
+        maps.append(axis_map(1 + i, out, taps))
+    seen = tracer.add(Window(tuple(maps), pooled=False), [source])
+    return tracer.add(Mix(0, weight.shape[1] * groups, groups, bias is not None), [seen])
+
+
+def batch_norm(tracer: Tracer, step: Step) -> int | None:
+    source = step.lone()
+    if source is None or step.get(5, "training", default=False):
+        return None
+    return tracer.add(Scale(biased=True), [source])
+
+
+def scaled(tracer: Tracer, step: Step) -> int | None:
+    """A factor that does not depend on the input; a given gate is a gate."""
+    nodes = [step.node(step.get(0, "input", "self")), step.node(step.get(1, "other"))]
+    for gate, other in (nodes, nodes[::-1]):
+        if gate is not None and gate in tracer.given:
+            if other is None:
+                source = tracer.add(Source(tuple(tracer.given[gate].shape[1:]), raw=True), [])
+                other = tracer.add(Scale(tracer.given_biased), [source])
+            return tracer.gate(other, tracer.given[gate])
+    divides = step.name.startswith(("div", "true_divide"))
+    source = nodes[0] if nodes[0] is not None else nodes[1]
+    if step.count != 1 or source is None or (divides and nodes[0] is None) or "rounding_mode" in step.options:
+        return None
+    return tracer.add(Scale(biased=False), [source])
+
+
+def added(tracer: Tracer, step: Step) -> int | None:
+    """Two branches meet, or a constant is added."""
+    nodes = [step.node(step.get(0, "input", "self")), step.node(step.get(1, "other"))]
+    known = [node for node in nodes if node is not None]
+    if any(node in tracer.given for node in known):
+        return None
+    if len(known) == 1:
+        return tracer.add(Scale(biased=True), known)
+    if len({len(tracer.node(node).shape) for node in known}) > 1:
+        return None
+    return tracer.add(Add(), known)
+
+
+# --- windows and pools ---------------------------------------------------------------------------------------
+
+
+def _pool_maps(tracer: Tracer, step: Step, source: int, dilation: Any) -> tuple[AxisMap, ...] | None:
+    axes = step.result.ndim - 2
+    if len(tracer.node(source).shape) != axes + 1:
+        return None
+    kernel = each_axis(step.get(1, "kernel_size"), axes)
+    stride = each_axis(step.get(2, "stride") or kernel, axes)
+    padding, dilation = each_axis(step.get(3, "padding", default=0), axes), each_axis(dilation, axes)
+    maps = []
+    for i, k in enumerate(kernel):
+        size, out = tracer.node(source).shape[1 + i], step.result.shape[2 + i]
+        taps = [
+            [(q, p) for q in range(out) if 0 <= (p := q * stride[i] - padding[i] + t * dilation[i]) < size]
+            for t in range(k)
+        ]
+        maps.append(axis_map(1 + i, out, taps))
+    return tuple(maps)
+
+
+def _adaptive_maps(tracer: Tracer, step: Step, source: int) -> tuple[AxisMap, ...] | None:
+    axes = step.result.ndim - 2
+    if len(tracer.node(source).shape) != axes + 1:
+        return None
+    maps = []
+    for i in range(axes):
+        size, out = tracer.node(source).shape[1 + i], step.result.shape[2 + i]
+        windows = [range(q * size // out, -(-(q + 1) * size // out)) for q in range(out)]
+        taps = [
+            [(q, window[t]) for q, window in enumerate(windows) if t < len(window)]
+            for t in range(max(len(window) for window in windows))
+        ]
+        maps.append(axis_map(1 + i, out, taps))
+    return tuple(maps)
+
+
+def average_pool(tracer: Tracer, step: Step) -> int | None:
+    source = step.lone()
+    maps = None if source is None else _pool_maps(tracer, step, source, 1)
+    return None if maps is None or source is None else tracer.add(Window(maps, pooled=True), [source])
+
+
+def adaptive_average_pool(tracer: Tracer, step: Step) -> int | None:
+    source = step.lone()
+    maps = None if source is None else _adaptive_maps(tracer, step, source)
+    if maps is None or source is None:
+        return None
+    if all(way.size == 1 for way in maps):
+        return tracer.add(Total(frozenset(way.axis for way in maps), keep=True), [source])
+    return tracer.add(Window(maps, pooled=True), [source])
+
+
+def max_pool(tracer: Tracer, step: Step) -> int | None:
+    source, axes = step.lone(), step.result.ndim - 2
+    maps = None if source is None else _pool_maps(tracer, step, source, step.get(4, "dilation", default=1))
+    if maps is None or source is None:
+        return None
+    found = MAX_POOLS[axes - 1](
+        step.get(0, "input"),
+        step.get(1, "kernel_size"),
+        step.get(2, "stride"),
+        step.get(3, "padding", default=0),
+        step.get(4, "dilation", default=1),
+        step.get(5, "ceil_mode", default=False),
+        return_indices=True,
+    )
+    return _chosen(tracer, source, maps, found[1])
+
+
+def adaptive_max_pool(tracer: Tracer, step: Step) -> int | None:
+    source, axes = step.lone(), step.result.ndim - 2
+    maps = None if source is None else _adaptive_maps(tracer, step, source)
+    if maps is None or source is None:
+        return None
+    found = ADAPTIVE_MAX_POOLS[axes - 1](step.get(0, "input"), step.get(1, "output_size"), return_indices=True)
+    return _chosen(tracer, source, maps, found[1])
+
+
+MAX_POOLS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+ADAPTIVE_MAX_POOLS = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+
+
+def _chosen(tracer: Tracer, source: int, maps: tuple[AxisMap, ...], chosen: Tensor) -> int:
+    """Max-pooling is a gate on each tap of each window: open where the maximum is and the unit there is open."""
+    is_open: Tensor | None = tracer.draft.masks.get(source)
+    if is_open is not None:
+        source = tracer.node(source).inputs[0]
+    unfold = Unfold(maps)
+    sizes = tracer.node(source).shape[1:]
+    places = torch.arange(1, 1 + torch.Size(sizes).numel(), device=chosen.device).reshape(sizes)  # 0: outside
+    seen = unfold.carry([places[None, ..., None, None]], frozenset(), [(1, *sizes)])
+    assert seen is not None
+    masks = chosen.unsqueeze(1) + 1 == seen[:, 0, ..., 0, 0].unsqueeze(1)  # [n, taps, c, positions]
+    if is_open is not None:
+        masks &= is_open.flatten(2).gather(2, chosen.flatten(2)).reshape(chosen.shape).unsqueeze(1)
+    gated = tracer.gate(tracer.add(unfold, [source]), masks)
+    return tracer.add(Total(frozenset({0}), keep=False), [gated])
+
+
+def pad(tracer: Tracer, step: Step) -> int | None:
+    source, mode = step.lone(), step.get(2, "mode", default="constant")
+    room = list(step.get(1, "pad"))
+    if source is None or (mode == "constant" and step.get(3, "value", default=0) != 0):
+        return None
+    shape = tracer.node(source).shape
+    maps = []
+    for i, (before, after) in enumerate(zip(room[::2], room[1::2], strict=True)):
+        axis = len(shape) - 1 - i
+        if axis < 0:
+            return None
+        size = shape[axis]
+        places: Any = range(-before, size + after)
+        if mode == "replicate":
+            places = [min(max(p, 0), size - 1) for p in places]
+        elif mode == "circular":
+            places = [p % size for p in places]
+        elif mode == "reflect":
+            places = [size - 1 - abs(size - 1 - abs(p)) for p in places]
+        taps = [[(q, p) for q, p in enumerate(places) if 0 <= p < size]]
+        maps.append(axis_map(axis, len(places), taps))
+    return tracer.add(Window(tuple(maps), pooled=False), [source])
+
+
+def picked(tracer: Tracer, step: Step) -> int | None:
+    """x[:, 3:, ::2, 0]: slices and numbers on all axes but that of the samples."""
+    source, index = step.lone(), step.arguments[1]
+    index = list(index) if isinstance(index, tuple) else [index]
+    if source is None or not all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index):
+        return None
+    if any(isinstance(part, bool) for part in index):
+        return None
+    shape = tracer.node(source).shape
+    used = sum(part is not None and part is not Ellipsis for part in index)
+    if Ellipsis in index:
+        middle = index.index(Ellipsis)
+        index[middle : middle + 1] = [slice(None)] * (1 + len(shape) - used)
+    parts = [part for part in index if part is not None]
+    if not parts or parts[0] != slice(None) or index[0] is None:
+        return None
+    maps = []
+    for axis, part in enumerate(parts[1:]):
+        places = range(shape[axis])[part] if isinstance(part, slice) else [range(shape[axis])[part]]
+        maps.append(axis_map(axis, len(places), [list(enumerate(places))]))
+    chosen = tracer.add(Window(tuple(maps), pooled=False), [source])
+    return tracer.add(Reshape(tuple(step.result.shape[1:])), [chosen])
+
+
+def flipped(tracer: Tracer, step: Step) -> int | None:
+    source, dims = step.lone(), _whole(step.get(1, "dims"), step.arguments[1:])
+    if source is None:
+        return None
+    axes = _axes(tracer, source, dims)
+    if axes is None:
+        return None
+    shape = tracer.node(source).shape
+    maps = [axis_map(a, shape[a], [[(q, shape[a] - 1 - q) for q in range(shape[a])]]) for a in sorted(axes)]
+    return tracer.add(Window(tuple(maps), pooled=False), [source])
+
+
+# --- axes ----------------------------------------------------------------------------------------------------
+
+
+def reshaped(tracer: Tracer, step: Step) -> int | None:
+    """Any way to name the same units in the same order anew; samples stay first."""
+    source, result = step.lone(), step.result
+    if source is None or result.ndim == 0 or result.shape[0] != tracer.n or not result.is_floating_point():
+        return None
+    return tracer.add(Reshape(tuple(result.shape[1:])), [source])
+
+
+def permuted(tracer: Tracer, step: Step) -> int | None:
+    source, dims = step.lone(), _whole(step.get(1, "dims"), step.arguments[1:])
+    return None if source is None else _permuted(tracer, source, dims)
+
+
+def transposed(tracer: Tracer, step: Step) -> int | None:
+    source = step.lone()
+    if source is None:
+        return None
+    first, second = step.get(1, "dim0", "axis0"), step.get(2, "dim1", "axis1")
+    order = list(range(1 + len(tracer.node(source).shape)))
+    order[first], order[second] = order[second], order[first]
+    return _permuted(tracer, source, order)
+
+
+def matrix_transposed(tracer: Tracer, step: Step) -> int | None:
+    source = step.lone()
+    if source is None or len(tracer.node(source).shape) < 2:
+        return None
+    order = list(range(1 + len(tracer.node(source).shape)))
+    return _permuted(tracer, source, [*order[:-2], order[-1], order[-2]])
+
+
+def _permuted(tracer: Tracer, source: int, dims: Sequence[int]) -> int | None:
+    count = 1 + len(tracer.node(source).shape)
+    order = [dim % count for dim in dims]
+    if order[0] != 0:
+        return None
+    return tracer.add(Permute(tuple(dim - 1 for dim in order[1:])), [source])
+
+
+def totalled(tracer: Tracer, step: Step) -> int | None:
+    """Mean or sum over some axes of each sample."""
+    source, dims = step.lone(), step.get(1, "dim", "axis")
+    if source is None or dims is None:
+        return None
+    axes = _axes(tracer, source, [dims] if isinstance(dims, int) else dims)
+    keep = bool(step.get(2, "keepdim", default=False))
+    return None if axes is None else tracer.add(Total(axes, keep), [source])
+
+
+def joined(tracer: Tracer, step: Step) -> int | None:
+    tensors, dim = step.get(0, "tensors"), step.get(1, "dim", "axis", default=0)
+    if not isinstance(dim, int) or dim % tensors[0].ndim == 0:
+        return None
+    nodes = []
+    for tensor in tensors:
+        node = step.node(tensor)
+        nodes.append(tracer.add(Source(tuple(tensor.shape[1:]), raw=False), []) if node is None else node)
+    return tracer.add(Join(dim % tensors[0].ndim - 1), nodes)
+
+
+def same(tracer: Tracer, step: Step) -> int | None:
+    """Copies, layouts and precisions."""
+    return step.lone() if step.result.is_floating_point() else None
+
+
+def dropout(tracer: Tracer, step: Step) -> int | None:
+    return None if step.get(2, "training", "train", default=True) else step.lone()
+
+
+def _axes(tracer: Tracer, source: int, dims: Sequence[int]) -> frozenset[int] | None:
+    """Axes of a sample from dimensions of a batch; ``None`` where samples are among them."""
+    count = 1 + len(tracer.node(source).shape)
+    axes = frozenset(dim % count - 1 for dim in dims)
+    return None if -1 in axes or not axes else axes
+
+
+def _whole(first: Any, rest: tuple[Any, ...]) -> Sequence[int]:
+    """Dimensions given as one sequence or one by one."""
+    return rest if isinstance(first, int) else first
+
+
+RULES: dict[str, Rule] = {
+    "linear": linear,
+    "addmm": addmm,
+    "batch_norm": batch_norm,
+    "pad": pad,
+    "__getitem__": picked,
+    "flip": flipped,
+    "permute": permuted,
+    "mT.__get__": matrix_transposed,
+    **dict.fromkeys(("matmul", "mm", "__matmul__"), matmul),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), transposed_convolution),
+    **dict.fromkeys(("mul", "mul_", "multiply", "div", "div_", "true_divide", "neg", "neg_", "__rmul__"), scaled),
+    **dict.fromkeys(("add", "add_", "sub", "sub_", "subtract", "rsub", "__rsub__", "__radd__"), added),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), average_pool),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), adaptive_average_pool),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), max_pool),
+    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"), adaptive_max_pool),
+    **dict.fromkeys(("flatten", "reshape", "view", "unflatten", "squeeze", "unsqueeze", "view_as"), reshaped),
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), transposed),
+    **dict.fromkeys(("mean", "sum"), totalled),
+    **dict.fromkeys(("cat", "concat", "concatenate"), joined),
+    **dict.fromkeys(("contiguous", "clone", "detach", "data.__get__", "to", "float", "double", "type_as"), same),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "dropout_"), dropout),
+    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout"), dropout),
+}

@@ -1,0 +1,76 @@
+"""The failure studies end to end: train, measure, judge, draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unlazy.runtime import require
+from unlazy.studies.halfspace.failures import frequency, small_data, xor
+from unlazy.studies.halfspace.failures.claims import claims
+from unlazy.studies.halfspace.failures.figures import draw
+from unlazy.studies.halfspace.failures.settings import FOREST, SCALES, Settings
+from unlazy.studies.halfspace.failures.trainings import train_all
+from unlazy.studies.registry import check_scale
+from unlazy.studies.results import common_provenance, save, table_of
+
+Progress = Callable[[str, int, int], None]
+
+
+def settings_for(scale: str, seeds: int | None) -> Settings:
+    """The settings of a scale, with another number of seeds (for small data: of draws) if one is given."""
+    settings = SCALES[check_scale(scale)]
+    if seeds is None:
+        return settings
+    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
+    return Settings(
+        replace(settings.frequency, seeds=seeds),
+        replace(settings.interactions, seeds=seeds),
+        replace(settings.small_data, draws=seeds, seeds=1),
+    )
+
+
+def reproduce(
+    scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
+) -> dict[str, Any]:
+    """Train what is missing under ``runs``, then write ``results/failures/SCALE.json`` and its figures."""
+    settings = settings_for(scale, seeds)
+    circles, interactions, few = settings.frequency, settings.interactions, settings.small_data
+    trainings = frequency.trainings(circles) + xor.trainings(interactions) + small_data.trainings(few)
+    trained = train_all(
+        trainings,
+        runs / "failures",
+        "failures",
+        scale,
+        workers=workers,
+        progress=lambda done, total: progress("trainings", done, total),
+    )
+    table = table_of(
+        "failures",
+        scale,
+        settings.to_dict(),
+        common_provenance([run.header["provenance"] for run in trained.values()]),
+    )
+    table["frequency"] = {
+        (name := frequency.key(preset, width, arm)): frequency.measure(circles, preset, width, arm, trained[name])
+        for preset in circles.presets
+        for width in circles.widths
+        for arm in circles.arms
+    }
+    table["xor"] = {
+        (name := xor.key(law, n, kind)): xor.measure(interactions, trained[name])
+        for law, n in interactions.problems
+        for kind in interactions.kinds
+    }
+    for number, (law, n) in enumerate(interactions.problems, 1):
+        table["xor"][xor.key(law, n, FOREST)] = xor.forest(interactions, law, n)
+        progress("forests", number, len(interactions.problems))
+    table["small_data"] = small_data.measure(few, trained)
+    table["left_out"] = small_data.left_out(few)
+    table["claims"] = claims(table)
+    progress("drawing", 0, 1)
+    save(results, table, draw(table))
+    progress("drawing", 1, 1)
+    return table

@@ -1,0 +1,1 @@
+"""Quadratic gates against linear ones at the same number of parameters (F4)."""

@@ -1,0 +1,221 @@
+"""Spectral bias, end to end: the lead of the easy half in the network, in its linearisation, in the flow of its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.runtime import require
+from unlazy.store import Run
+from unlazy.studies.halfspace.circle.measure import HALF_FITTED, PLATEAU
+from unlazy.studies.halfspace.moments import ARMS, Nets, curve, numbers, plain, train_all
+from unlazy.studies.halfspace.spectral.figures import draw
+from unlazy.studies.halfspace.spectral.linear import FLOW_TIMES, STUDY, flow_curves, linearised_folder, linearised_run
+from unlazy.studies.registry import check_scale
+from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.training.sweep import sweep
+
+NOT_THE_SAME = 0.5  # the fixed kernel "does not show the same lead": it shows less than half of it
+LEARNERS = {
+    "network": "network",
+    "linearised": "linearisation trained with the same Adam",
+    "flow": "first tangent kernel's flow",
+}
+LEVELS = tuple(float(level) for level in np.round(np.geomspace(0.5, 0.005, 25), 5))  # of the top half's loss
+Values = NDArray[np.float64]
+Curves = Mapping[str, Values]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One scale of the study."""
+
+    seeds: int
+    epochs: int
+    width: int = 16
+    depth: int = 5
+    presets: tuple[str, ...] = ("author", "pilot")
+    arms: tuple[str, ...] = ("pwc", "dlgn", "relu", "pwc-large", "relu-large", "pwc-equal", "relu-equal")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def networks(self) -> list[Nets]:
+        sizes = (self.seeds, self.epochs, self.width, self.depth)
+        return [Nets(preset, arm, *sizes) for preset in self.presets for arm in self.arms]
+
+
+SCALES = {
+    # seconds: shapes and plumbing only, no claim is judged from it
+    "smoke": Settings(seeds=2, epochs=4, width=4, depth=3, presets=("author",), arms=("pwc", "relu", "pwc-equal")),
+    # under two minutes on two cores
+    "desk": Settings(seeds=10, epochs=200, arms=("pwc", "relu", "pwc-equal")),
+    "paper": Settings(seeds=20, epochs=600),
+}
+
+
+def reproduce(
+    scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
+) -> dict[str, Any]:
+    """Train what is missing under ``runs``, then write ``results/spectral-bias/SCALE.json`` and its figures."""
+    settings = SCALES[check_scale(scale)]
+    if seeds is not None:
+        require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
+        settings = replace(settings, seeds=seeds)
+    todo = settings.networks()
+    trained = train_all(todo, runs, scale, workers, progress)
+
+    def tick() -> None:
+        done = sum((linearised_folder(nets, runs) / "status.json").exists() for nets in todo)
+        progress("linearised networks", done, len(todo))
+
+    sweep(linearised_run, [(nets, runs, scale) for nets in todo], workers, tick)
+    linear = {nets.key: Run(linearised_folder(nets, runs)) for nets in todo}
+    headers = [run.header["provenance"] for run in (*trained.values(), *linear.values())]
+    table = table_of(STUDY, scale, settings.to_dict(), common_provenance(headers)) | {
+        "levels": list(LEVELS),
+        "networks": {},
+    }
+    for number, nets in enumerate(todo, 1):
+        table["networks"][nets.key] = measure(nets, trained[nets.key], linear[nets.key])
+        progress("measuring", number, len(todo))
+    table["claims"] = claims(table)
+    save(results, table, draw(table, todo, trained, linear))
+    return table
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def measure(nets: Nets, network: Run, linearised: Run) -> dict[str, Any]:
+    """``{runs, label, preset, arm, seeds, horizons, values}``; values by ``QUANTITY_LEARNER``, one per seed.
+
+    ``time_top``, ``time_bottom``: when a half's loss first falls below 0.05 (epochs; own units for the flow).
+    ``head_start``: how much of the bottom half is still to be learned at ``time_top``, see :func:`head_start`.
+    ``bottom_share``: the bottom half's share of the loss when the whole loss first reaches the plateau near 0.25.
+    ``left_top``, ``left_bottom``: losses at the end. ``bottom_at``: the bottom half's loss when the top half's first
+    reaches each of ``LEVELS``.
+    """
+    epochs = curve(nets, network, "loss")[0].astype(np.float64)
+    names = ("loss", "loss_top", "loss_bottom")
+    seen: dict[str, tuple[Values, Curves]] = {
+        "network": (epochs, {name: network.scalars(name)[1] for name in names}),
+        "linearised": (epochs, {name: linearised.scalars(name)[1] for name in names}),
+        "flow": (FLOW_TIMES, flow_curves(nets)),
+    }
+    values: dict[str, Values] = {}
+    for learner, (times, curves) in seen.items():
+        top, bottom = curves["loss_top"], curves["loss_bottom"]
+        share = at_first(bottom / (top + bottom), curves["loss"] <= PLATEAU)
+        found = {
+            "time_top": first_time(times, top < HALF_FITTED),
+            "time_bottom": first_time(times, bottom < HALF_FITTED),
+            "head_start": head_start(top, bottom),
+            "bottom_share": share,
+            "left_top": top[-1],
+            "left_bottom": bottom[-1],
+            "bottom_at": np.stack([at_first(bottom, top <= level) for level in LEVELS], axis=1),
+        }
+        values |= {f"{name}_{learner}": value for name, value in found.items()}
+    return {
+        "runs": [network.id, linearised.id],
+        "label": nets.label,
+        "preset": nets.preset,
+        "arm": nets.arm,
+        "seeds": nets.seeds,
+        "horizons": {learner: float(times[-1]) for learner, (times, _) in seen.items()},
+        "values": {name: plain(value) for name, value in values.items()},
+    }
+
+
+def first_time(times: Values, reached: NDArray[np.bool_]) -> Values:
+    """The first time at which each column ``[times, seeds]`` is true; infinity if never."""
+    return np.where(reached.any(0), times[reached.argmax(0)], np.inf)
+
+
+def at_first(series: Values, reached: NDArray[np.bool_]) -> Values:
+    """Each seed's value at the moment its column of ``reached`` is first true; nan if never."""
+    there = series[reached.argmax(0), np.arange(series.shape[1])]
+    return np.where(reached.any(0), there, np.nan)
+
+
+def head_start(top: Values, bottom: Values) -> Values:
+    """How far the top half is ahead when it is fitted (loss 0.05): 1 = the bottom half is where it began, 0 = both fitted.
+
+    (bottom - 0.05) / (bottom at the start - 0.05) at that moment; nan if the top half is never fitted.
+    """
+    there = at_first(bottom, top < HALF_FITTED)
+    return (there - HALF_FITTED) / (bottom[0] - HALF_FITTED)
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def claims(results: Mapping[str, Any]) -> list[Row]:
+    """Claim C29, from the measured table alone."""
+    parts: list[Part] = []
+    controls: list[Row] = []
+    for entry in results["networks"].values():
+        arm = ARMS[entry["arm"]]
+        if arm.start == "torch" and not arm.equal_halves and results["scale"] != "smoke":
+            parts += _parts(entry, "linearised")
+            controls += [summary(part.name, part.values, part.unit) for part in _parts(entry, "flow")]
+        controls += _controls(entry)
+    why = (
+        "The fixed kernel already learns the slow half first, with the same head start: it is enough to explain the order. What it "
+        "does not explain is the end: the linearised network hardly begins with the fast half, which the network goes on to learn."
+    )
+    row = claim_row(
+        "C29",
+        parts,
+        scale=results["scale"],
+        settings=results["settings"],
+        provenance=results["provenance"],
+        why=why,
+        controls=controls,
+        figure=f"results/{STUDY}/{results['scale']}/lead.png",
+    )
+    return [row]
+
+
+def _parts(entry: Mapping[str, Any], learner: str) -> list[Part]:
+    """Both readings of "the same lead", as shares of the network's own."""
+    name = f"{entry['label']}: {{}} of its {LEARNERS[learner]}, as a share of its own"
+    own = lead(entry, "network")
+    own = np.where(np.isfinite(own), own, np.nan)  # a network that never fits the bottom half says nothing
+    leads = lead(entry, learner) / own
+    least = lead(entry, learner, entry["horizons"][learner]) / own  # as far as one has looked
+    starts = numbers(entry, f"head_start_{learner}") / numbers(entry, "head_start_network")
+    return [
+        Part(name.format("head start of the top half"), "<", NOT_THE_SAME, "", starts),
+        Part(name.format("lead (log of time to fit bottom / top)"), "<", NOT_THE_SAME, "times", leads, least),
+    ]
+
+
+def lead(entry: Mapping[str, Any], learner: str, latest: float = np.inf) -> Values:
+    """log(time to fit the bottom half / the top half); a bottom half not fitted by ``latest`` counts as fitted then, and
+    nan stands where not even the top half is fitted."""
+    top, bottom = (numbers(entry, f"time_{half}_{learner}") for half in ("top", "bottom"))
+    return np.log(np.minimum(bottom, latest) / np.where(np.isfinite(top), top, np.nan))
+
+
+def _controls(entry: Mapping[str, Any]) -> list[Row]:
+    found = []
+    for learner, words in LEARNERS.items():
+        name = f"{entry['label']}, {words}"
+        top, bottom = (numbers(entry, f"time_{half}_{learner}") for half in ("top", "bottom"))
+        ratio = bottom / np.where(np.isfinite(top), top, np.nan)
+        found.append(summary(f"{name}: head start of the top half", numbers(entry, f"head_start_{learner}")))
+        found.append(summary(f"{name}: time to fit bottom / top", ratio, "times"))
+        found.append(summary(f"{name}: bottom loss at the end", numbers(entry, f"left_bottom_{learner}")))
+        share = numbers(entry, f"bottom_share_{learner}")
+        found.append(summary(f"{name}: bottom half's share of the loss at the plateau", share))
+    return found

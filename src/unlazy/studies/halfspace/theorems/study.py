@@ -1,0 +1,70 @@
+"""The theorems study end to end: random networks, trained ones, worked examples; judge, draw."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unlazy.runtime import require
+from unlazy.store import Run
+from unlazy.studies.halfspace.theorems.claims import claims
+from unlazy.studies.halfspace.theorems.figures import draw
+from unlazy.studies.halfspace.theorems.measure import (
+    law,
+    law_on_random_networks,
+    plain,
+    random_networks,
+    regions,
+    worked_examples,
+)
+from unlazy.studies.halfspace.theorems.settings import LAW_STACK, SCALES, Settings
+from unlazy.studies.halfspace.theorems.train import train
+from unlazy.studies.registry import check_scale
+from unlazy.studies.results import common_provenance, save, table_of
+
+Progress = Callable[[str, int, int], None]
+
+
+def settings_for(scale: str, seeds: int | None) -> Settings:
+    """The settings of a scale; ``seeds`` sets the number of random networks of each size and of trainings."""
+    settings = SCALES[check_scale(scale)]
+    if seeds is None:
+        return settings
+    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
+    return replace(settings, seeds=seeds, trained=seeds)
+
+
+def reproduce(
+    scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
+) -> dict[str, Any]:
+    """Train what is missing under ``runs``, then write ``results/theorems/SCALE.json`` and its figures."""
+    settings = settings_for(scale, seeds)
+    jobs = train(
+        settings,
+        runs / "theorems",
+        scale,
+        workers=workers,
+        progress=lambda done, total: progress("epochs", done, total),
+    )
+    looks, counter = len(jobs) * len(settings.looks) + len(settings.law_epochs), itertools.count(1)
+
+    def looked() -> None:
+        progress("measuring", next(counter), looks)
+
+    provenance = common_provenance([Run(job.folder).header["provenance"] for job in jobs])
+    table = table_of("theorems", scale, settings.to_dict(), provenance)
+    table["networks"] = random_networks(settings, lambda done, total: progress("random networks", done, total))
+    table["examples"] = worked_examples(settings)
+    table["regions"] = {job.stack.key: regions(job, looked) for job in jobs}
+    (bias_free,) = [job for job in jobs if job.stack.key == LAW_STACK]
+    table["law"] = {"stack": LAW_STACK} | law(bias_free, settings, looked)
+    table["law_networks"] = law_on_random_networks(settings)
+    table = plain(table)
+    table["claims"] = claims(table)
+    progress("drawing", 0, 1)
+    save(results, table, draw(table))
+    progress("drawing", 1, 1)
+    return table
