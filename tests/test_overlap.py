@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cases
-from unlazy import Unsupported, layer_overlap, overlap_kernel, path_count, record
+from unlazy import InputError, Unsupported, build_stack, layer_overlap, member, overlap_kernel, path_count, record
 from unlazy.kernels import reference
-from unlazy.kernels.overlap import overlap_from_gates
+from unlazy.kernels.overlap import hard_gates, overlap_from_gates
 
 
 class Functional(nn.Module):
@@ -98,23 +98,36 @@ def test_soft_activations_are_refused_by_name(activation: nn.Module) -> None:
         record(nn.Sequential(nn.Linear(3, 2), activation), X)
 
 
-class Residual(Functional):
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.a(x))
-        return self.c(torch.relu(self.b(h + h.flip(1))))
+def test_gates_of_more_than_a_chain_are_no_plain_product() -> None:
+    class Residual(Functional):
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(x))
+            return self.c(torch.relu(self.b(h + h.flip(1))))
 
-
-def test_paths_that_are_no_plain_product_are_refused() -> None:
     with pytest.raises(Unsupported, match="not one unit per layer"):
-        overlap_kernel(Residual(), X)
+        hard_gates(Residual(), X)
     image = torch.randn(2, 1, 4, 4)
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1))
-    with pytest.raises(Unsupported, match="positions"):
-        overlap_kernel(convolution, image)
-    opened = (convolution[0](image) > 0).flatten(1).double()
-    assert torch.equal(layer_overlap(convolution, image), opened @ opened.T)
+    with pytest.raises(Unsupported, match="not one unit per layer"):
+        hard_gates(convolution, image)
     with pytest.raises(Unsupported, match="no ReLU-like gates"):
         overlap_kernel(nn.Linear(3, 1), X)
+    assert [gate.shape for gate in hard_gates(chain(), X)] == [(6, 4), (6, 5)]
+
+
+def test_layer_overlap_treats_positions_as_units() -> None:
+    image = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 3, 3), nn.ReLU(), nn.GroupNorm(1, 3)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 1))
+    gates = [gate.open.flatten(1).double() for gate in record(model, image)]
+    product = (gates[0] @ gates[0].T) * (gates[1] @ gates[1].T)
+    assert torch.equal(layer_overlap(model, image), product)
+    assert torch.equal(layer_overlap(model, image[:2], image[2:]), product[:2, 2:])
+    torch.testing.assert_close(layer_overlap(model, image, log=True), product.log(), rtol=1e-14, atol=0)
+    single = torch.zeros(5, 5)
+    assert layer_overlap(model, image, out=single) is single
+    assert torch.equal(single, product.float())
 
 
 def test_fast_products_count_exactly() -> None:
@@ -125,3 +138,28 @@ def test_fast_products_count_exactly() -> None:
     for gate in gates:
         whole *= gate.long() @ gate.long().T
     assert torch.equal(overlap_from_gates(gates, gates).long(), whole)
+    single = overlap_from_gates(gates, gates, dtype=torch.float32)
+    assert single.dtype == torch.float32
+    assert torch.equal(single, whole.float())
+
+
+@pytest.mark.parametrize("name", ["dlgn", "pwc-no-bias", "relu"])
+@pytest.mark.parametrize("bias_paths", [False, True])
+def test_a_stack_counts_like_its_members(name: str, bias_paths: bool) -> None:
+    stack = build_stack(cases.SPECS[name], range(3), dtype=torch.float64)
+    x = cases.points(name)
+    for log in (False, True):
+        together = overlap_kernel(stack, x, bias_paths=bias_paths, log=log)
+        counts = path_count(stack, x, bias_paths=bias_paths, log=log)
+        for index in range(3):
+            alone = overlap_kernel(member(stack, index), x, bias_paths=bias_paths, log=log)
+            torch.testing.assert_close(together[index], alone, rtol=1e-14, atol=1e-14)
+            torch.testing.assert_close(counts[index], alone.diagonal(), rtol=1e-14, atol=1e-14)
+    across = overlap_kernel(stack, x[:2], x[2:], bias_paths=bias_paths)
+    assert torch.equal(across, overlap_kernel(stack, x, bias_paths=bias_paths)[:, :2, 2:])
+
+
+def test_a_stack_refuses_what_it_would_ignore() -> None:
+    stack = build_stack(cases.SPECS["dlgn"], range(2), dtype=torch.float64)
+    with pytest.raises(InputError, match="single networks"):
+        overlap_kernel(stack, cases.points("dlgn"), output=1)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_inputs, samples, take, twice
-from unlazy.kernels.gram import FREE_SHARE, gram, plan_gram
+from unlazy.kernels.gram import gram, plan_gram
 from unlazy.kernels.pathcount import Program, chain
 from unlazy.kernels.pathgram import MORE_THAN_HELD, OverlapKernel
 from unlazy.kernels.pathops import Gate, Mix, Reshape, Scale, Source, Total, Window
@@ -185,17 +185,19 @@ def hard_gates(model: nn.Module, x: Inputs) -> list[Tensor]:
     return [traced.masks[index] for index in traced.graph.gates()]
 
 
-def overlap_from_gates(gates: Sequence[Tensor], gates2: Sequence[Tensor]) -> Float[Tensor, "*members n m"]:
+def overlap_from_gates(
+    gates: Sequence[Tensor], gates2: Sequence[Tensor], *, dtype: torch.dtype = torch.float64
+) -> Float[Tensor, "*members n m"]:
     """The product over layers from gates at hand, ``[..., n, units]`` per layer; also soft ones, if that is wanted."""
     if gates[0].ndim > 2 or gates[0].dtype != torch.bool:
-        return _stacked(gates, gates2, biased=False, log=False)
+        return _stacked(gates, gates2, biased=False, log=False).to(dtype)
     program = _chain_program(tuple(layer.shape[1] for layer in gates), 1, False, None, gates[0].device)
     nodes = program.graph.gates()
     kernel = OverlapKernel(
         program,
         lambda part: dict(zip(nodes, part, strict=True)),
         log=False,
-        dtype=torch.float64,
+        dtype=dtype,
         device=gates[0].device,
     )
     return _gram(kernel, tuple(gates), None if gates2 is gates else tuple(gates2), None, None)
@@ -318,8 +320,6 @@ def _trace_gated(model: GatedNet, x: Inputs) -> Traced:
 
 def _gram(kernel: OverlapKernel, x: Inputs, x2: Inputs | None, memory: Memory, out: Any) -> Tensor | Any:
     """All at once where the gates of all samples fit, else by the Gram engine, which records columns again."""
-    if memory is None and kernel.device.type == "cuda":
-        memory = int(FREE_SHARE * torch.cuda.mem_get_info(kernel.device)[0])
     in_memory = out is None or isinstance(out, Tensor)
     plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=in_memory)
     if not plan.keep or not in_memory:

@@ -134,7 +134,7 @@ class OverlapKernel:
         value, shift = self.program.paths(common)
         if self.log:
             logs = value.double().log()
-            return logs if shift is None else logs + shift * math.log(2)
+            return logs if shift is None else logs + shift.double() * math.log(2)
         value = value if shift is None else value * power(shift)
         if self.may_overflow and not bool(value.to(self.dtype).isfinite().all()):
             raise InputError(MORE_THAN_HELD)

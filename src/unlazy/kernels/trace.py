@@ -130,8 +130,8 @@ def scaled(tracer: Tracer, step: Step) -> int | None:
     for gate, other in (nodes, nodes[::-1]):
         if gate is not None and gate in tracer.given:
             if other is None:
-                source = tracer.add(Source(tuple(tracer.given[gate].shape[1:]), raw=True), [])
-                other = tracer.add(Scale(tracer.given_biased), [source])
+                constant = tracer.add(Source(tuple(tracer.given[gate].shape[1:]), raw=True), [])
+                other = tracer.add(Scale(tracer.given_biased), [constant])
             return tracer.gate(other, tracer.given[gate])
     divides = step.name.startswith(("div", "true_divide"))
     source = nodes[0] if nodes[0] is not None else nodes[1]

@@ -35,6 +35,12 @@ STUDIES = (
         "unlazy.studies.halfspace.circle.study",
     ),
     StudyEntry(
+        "theorems",
+        "half-space",
+        "Path sums, overlap, path regions and frozen gates, exactly (Figure 1; claims C1-C6, C26).",
+        "unlazy.studies.halfspace.theorems.study",
+    ),
+    StudyEntry(
         "fashion",
         "half-space",
         "Do paths gather on easily labelled classes of Fashion-MNIST, or on certain images? (Figures 7, 11-16; C16-C19).",

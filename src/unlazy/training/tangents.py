@@ -91,10 +91,8 @@ class Tangents(nn.Module):
             batched = _gives(self._rows_together, first, expected)
             for part in _parts(x, max(1, WORK_BYTES // (8 * expected.numel()))):
                 some = take(x, part)
-                yield (
-                    part,
-                    self._rows_together(some) if batched else rows_by_sample(self.base, some, chosen, directions),
-                )
+                rows = self._rows_together(some) if batched else rows_by_sample(self.base, some, chosen, directions)
+                yield part, rows
 
     def kernel(self, x: Inputs, x2: Inputs | None = None, memory: str | int | None = None) -> Float[Tensor, "a b"]:
         """J(x) J(x2)^T over all pairs of samples and outputs, ``[n o, m o]``."""
