@@ -511,7 +511,9 @@ def test_the_pickle_search_finds_pickles(source):
 
 
 def test_the_package_pickles_nothing():
-    sources = sorted(Path(unlazy.__file__).parent.rglob("*.py"))
+    """But for the restricted reader of published CIFAR files, which has tests of its own."""
+    package = Path(unlazy.__file__).parent
+    sources = sorted(set(package.rglob("*.py")) - {package / "data" / "cifar.py"})
     assert len(sources) > 20
     assert {str(path): found for path in sources if (found := pickling(path.read_text()))} == {}
 

@@ -13,7 +13,10 @@ from unlazy.runtime import InputError, StoreError, UnlazyError, Unsupported, __v
 
 if TYPE_CHECKING:
     from unlazy.data.dataset import Dataset
+    from unlazy.data.images import Images, load_images
+    from unlazy.data.relabelled import Cut, Relabelling, cut_classes, random_splits, relabel
     from unlazy.data.synthetic import Circle
+    from unlazy.kernels.agop import Ansatz, agop, feature_ansatz, layer_agops
     from unlazy.kernels.compare import (
         alignment,
         centered_alignment,
@@ -41,8 +44,21 @@ if TYPE_CHECKING:
     from unlazy.scope.schedule import Fixed
     from unlazy.scope.scope import Measure, Scope
     from unlazy.store import Run, find_runs
+    from unlazy.theory.arrangement import plane_cells
+    from unlazy.theory.enumerate import path_experts, path_gates, path_sum
+    from unlazy.theory.infinite_width import (
+        Variances,
+        nngp_kernel,
+        ntk_limit,
+        overlap_limit,
+        starting_variances,
+        value_kernel_limit,
+    )
+    from unlazy.theory.regions import Polyhedron, circle_pieces, path_polyhedron
+    from unlazy.theory.value_kernel import expected_value_kernel
     from unlazy.training.ensemble import Member
     from unlazy.training.fit import Recipe, fit
+    from unlazy.training.linearised import GradientFlow, Linearised, linearise
 
 _HOME = {
     # watch
@@ -87,6 +103,10 @@ _HOME = {
     "kernel_velocity": "kernels.compare",
     "spectrum": "kernels.compare",
     "kernel_regression": "kernels.regression",
+    "agop": "kernels.agop",
+    "layer_agops": "kernels.agop",
+    "feature_ansatz": "kernels.agop",
+    "Ansatz": "kernels.agop",
     # probes
     "half_spaces": "probes.halfspaces",
     "HalfSpaces": "probes.halfspaces",
@@ -94,12 +114,37 @@ _HOME = {
     "cell_floor": "probes.paths",
     "count_cells": "probes.paths",
     "count_path_regions": "probes.paths",
+    # theory
+    "nngp_kernel": "theory.infinite_width",
+    "ntk_limit": "theory.infinite_width",
+    "overlap_limit": "theory.infinite_width",
+    "value_kernel_limit": "theory.infinite_width",
+    "starting_variances": "theory.infinite_width",
+    "Variances": "theory.infinite_width",
+    "path_sum": "theory.enumerate",
+    "path_gates": "theory.enumerate",
+    "path_experts": "theory.enumerate",
+    "circle_pieces": "theory.regions",
+    "path_polyhedron": "theory.regions",
+    "Polyhedron": "theory.regions",
+    "plane_cells": "theory.arrangement",
+    "expected_value_kernel": "theory.value_kernel",
     # data and training
     "Dataset": "data.dataset",
     "Circle": "data.synthetic",
+    "load_images": "data.images",
+    "Images": "data.images",
+    "relabel": "data.relabelled",
+    "cut_classes": "data.relabelled",
+    "Cut": "data.relabelled",
+    "Relabelling": "data.relabelled",
+    "random_splits": "data.relabelled",
     "Member": "training.ensemble",
     "Recipe": "training.fit",
     "fit": "training.fit",
+    "linearise": "training.linearised",
+    "Linearised": "training.linearised",
+    "GradientFlow": "training.linearised",
     # runs on disk
     "Run": "store",
     "find_runs": "store",

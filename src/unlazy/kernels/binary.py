@@ -106,9 +106,14 @@ def _product(a: Bool[Tensor, "n k"], b: Bool[Tensor, "m k"]) -> Shaped[Tensor, "
     """One tile, as int32 or float32, whichever the device is faster at."""
     if a.shape[1] < SHORT or not _fast_integers(a.device.type):
         return _products(a, b)
-    if a.is_cuda:
+    if not a.is_cuda:
+        return torch._int_mm(a.view(torch.int8), b.view(torch.int8).T)
+    try:
         return _aligned_product(a, b)
-    return torch._int_mm(a.view(torch.int8), b.view(torch.int8).T)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # some shapes are "not supported" by the library that the integer product calls
+        return _products(a, b)
 
 
 def _products(a: Bool[Tensor, "*p n k"], b: Bool[Tensor, "*p m k"]) -> Shaped[Tensor, "*p n m"]:

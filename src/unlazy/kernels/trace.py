@@ -84,15 +84,8 @@ def convolution(tracer: Tracer, step: Step) -> int | None:
     if room == "same":
         room = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
     padding = each_axis(0 if room == "valid" else room, len(kernel))
-    maps = []
-    for i, k in enumerate(kernel):
-        size, out = tracer.node(source).shape[1 + i], step.result.shape[2 + i]
-        taps = [
-            [(q, p) for q in range(out) if 0 <= (p := q * stride[i] - padding[i] + t * dilation[i]) < size]
-            for t in range(k)
-        ]
-        maps.append(axis_map(1 + i, out, taps))
-    seen = tracer.add(Window(tuple(maps), pooled=False), [source])
+    maps = _windows(tracer.node(source).shape[1:], step.result.shape[2:], kernel, stride, padding, dilation)
+    seen = tracer.add(Window(maps, pooled=False), [source])
     return tracer.add(Mix(0, weight.shape[0], step.get(6, "groups", default=1), bias is not None), [seen])
 
 
@@ -156,31 +149,44 @@ def added(tracer: Tracer, step: Step) -> int | None:
 # --- windows and pools ---------------------------------------------------------------------------------------
 
 
-def _pool_maps(tracer: Tracer, step: Step, source: int, dilation: Any) -> tuple[AxisMap, ...] | None:
-    axes = step.result.ndim - 2
-    if len(tracer.node(source).shape) != axes + 1:
-        return None
-    kernel = each_axis(step.get(1, "kernel_size"), axes)
-    stride = each_axis(step.get(2, "stride") or kernel, axes)
-    padding, dilation = each_axis(step.get(3, "padding", default=0), axes), each_axis(dilation, axes)
+def _windows(
+    sizes: Sequence[int],
+    outs: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[AxisMap, ...]:
+    """One map per axis of positions: place q sees q * stride - padding + t * dilation, if that is inside."""
     maps = []
-    for i, k in enumerate(kernel):
-        size, out = tracer.node(source).shape[1 + i], step.result.shape[2 + i]
+    for i, (size, out) in enumerate(zip(sizes, outs, strict=True)):
+        starts = [(q, q * stride[i] - padding[i]) for q in range(out)]
         taps = [
-            [(q, p) for q in range(out) if 0 <= (p := q * stride[i] - padding[i] + t * dilation[i]) < size]
-            for t in range(k)
+            [(q, p + t * dilation[i]) for q, p in starts if 0 <= p + t * dilation[i] < size] for t in range(kernel[i])
         ]
         maps.append(axis_map(1 + i, out, taps))
     return tuple(maps)
 
 
-def _adaptive_maps(tracer: Tracer, step: Step, source: int) -> tuple[AxisMap, ...] | None:
+def _axes_of_pool(tracer: Tracer, step: Step) -> tuple[int | None, int]:
+    """The node that a pool reads and its number of axes of positions; no node where channels are missing."""
+    source, axes = step.lone(), int(step.name[-2])  # max_pool2d
+    fits = source is not None and len(tracer.node(source).shape) == axes + 1
+    return source if fits else None, axes
+
+
+def _pool_maps(tracer: Tracer, step: Step, source: int, dilation: Any) -> tuple[AxisMap, ...]:
     axes = step.result.ndim - 2
-    if len(tracer.node(source).shape) != axes + 1:
-        return None
+    kernel = each_axis(step.get(1, "kernel_size"), axes)
+    stride = each_axis(step.get(2, "stride") or kernel, axes)
+    padding = each_axis(step.get(3, "padding", default=0), axes)
+    sizes = tracer.node(source).shape[1:]
+    return _windows(sizes, step.result.shape[2:], kernel, stride, padding, each_axis(dilation, axes))
+
+
+def _adaptive_maps(tracer: Tracer, step: Step, source: int) -> tuple[AxisMap, ...]:
     maps = []
-    for i in range(axes):
-        size, out = tracer.node(source).shape[1 + i], step.result.shape[2 + i]
+    for i, (size, out) in enumerate(zip(tracer.node(source).shape[1:], step.result.shape[2:], strict=True)):
         windows = [range(q * size // out, -(-(q + 1) * size // out)) for q in range(out)]
         taps = [
             [(q, window[t]) for q, window in enumerate(windows) if t < len(window)]
@@ -191,45 +197,43 @@ def _adaptive_maps(tracer: Tracer, step: Step, source: int) -> tuple[AxisMap, ..
 
 
 def average_pool(tracer: Tracer, step: Step) -> int | None:
-    source = step.lone()
-    maps = None if source is None else _pool_maps(tracer, step, source, 1)
-    return None if maps is None or source is None else tracer.add(Window(maps, pooled=True), [source])
+    source, _ = _axes_of_pool(tracer, step)
+    return None if source is None else tracer.add(Window(_pool_maps(tracer, step, source, 1), pooled=True), [source])
 
 
 def adaptive_average_pool(tracer: Tracer, step: Step) -> int | None:
-    source = step.lone()
-    maps = None if source is None else _adaptive_maps(tracer, step, source)
-    if maps is None or source is None:
+    source, _ = _axes_of_pool(tracer, step)
+    if source is None:
         return None
+    maps = _adaptive_maps(tracer, step, source)
     if all(way.size == 1 for way in maps):
         return tracer.add(Total(frozenset(way.axis for way in maps), keep=True), [source])
     return tracer.add(Window(maps, pooled=True), [source])
 
 
 def max_pool(tracer: Tracer, step: Step) -> int | None:
-    source, axes = step.lone(), step.result.ndim - 2
-    maps = None if source is None else _pool_maps(tracer, step, source, step.get(4, "dilation", default=1))
-    if maps is None or source is None:
+    source, axes = _axes_of_pool(tracer, step)
+    if source is None:
         return None
-    found = MAX_POOLS[axes - 1](
+    dilation = step.get(4, "dilation", default=1)
+    _, chosen = MAX_POOLS[axes - 1](
         step.get(0, "input"),
         step.get(1, "kernel_size"),
         step.get(2, "stride"),
         step.get(3, "padding", default=0),
-        step.get(4, "dilation", default=1),
+        dilation,
         step.get(5, "ceil_mode", default=False),
         return_indices=True,
     )
-    return _chosen(tracer, source, maps, found[1])
+    return _chosen(tracer, source, _pool_maps(tracer, step, source, dilation), chosen)
 
 
 def adaptive_max_pool(tracer: Tracer, step: Step) -> int | None:
-    source, axes = step.lone(), step.result.ndim - 2
-    maps = None if source is None else _adaptive_maps(tracer, step, source)
-    if maps is None or source is None:
+    source, axes = _axes_of_pool(tracer, step)
+    if source is None:
         return None
-    found = ADAPTIVE_MAX_POOLS[axes - 1](step.get(0, "input"), step.get(1, "output_size"), return_indices=True)
-    return _chosen(tracer, source, maps, found[1])
+    _, chosen = ADAPTIVE_MAX_POOLS[axes - 1](step.get(0, "input"), step.get(1, "output_size"), return_indices=True)
+    return _chosen(tracer, source, _adaptive_maps(tracer, step, source), chosen)
 
 
 MAX_POOLS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
