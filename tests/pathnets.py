@@ -123,6 +123,12 @@ def gate_first():
 
 
 @net
+def gates_in_a_row():
+    layers = [nn.Linear(3, 6), nn.ReLU(), nn.Hardtanh(-1.0, 0.6), nn.Linear(6, 5), nn.ReLU6(), nn.Dropout(), nn.ReLU()]
+    return sequence(*layers, nn.Linear(5, 1), size=(3,))
+
+
+@net
 def average_pool():
     layers = [nn.AvgPool2d(2, stride=1), nn.Conv2d(1, 2, 2), nn.ReLU(), nn.AvgPool2d(2, stride=1, padding=1)]
     return sequence(*layers, nn.Conv2d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1), size=(1, 4, 4))

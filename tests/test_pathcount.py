@@ -211,6 +211,17 @@ def test_counts_are_whole_numbers_up_to_the_last_digit() -> None:
     assert [[int(v) for v in row] for row in overlap_kernel(model, x).tolist()] == whole
 
 
+def test_channels_are_summed_where_only_their_sum_is_needed() -> None:
+    """One number per position for plain convolutions, however many channels; one per unit where a skip needs them."""
+    plain = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(9, 8, 2), nn.ReLU(), nn.Flatten())
+    model, x = nn.Sequential(plain, nn.Linear(32, 3)), torch.randn(2, 1, 8, 8)
+    kernel = overlap._kernel(model, x, log=False, bias_paths=False, output=None, dtype=torch.float64)
+    assert kernel.program.numbers == 36
+    model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), pathnets.Block(9, 9), nn.Flatten(), nn.Linear(9 * 36, 3))
+    kernel = overlap._kernel(model, x, log=False, bias_paths=False, output=None, dtype=torch.float64)
+    assert kernel.program.numbers == 9 * 36
+
+
 def test_pairs_are_counted_alike_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small_convolutional()
     whole = overlap_kernel(model, x)
@@ -324,6 +335,24 @@ def test_small_counts_stay_whole_where_large_ones_are_possible() -> None:
     x = torch.randn(3, 2, dtype=torch.float64)
     assert torch.equal(overlap_kernel(model, x), torch.full((3, 3), 3.0, dtype=torch.float64))
     assert torch.equal(overlap_kernel(model, x, log=True), torch.full((3, 3), math.log(3.0), dtype=torch.float64))
+
+
+def test_paths_may_begin_anew_where_a_deep_net_was_closed() -> None:
+    """More than float64 holds arrives at a layer that is closed; what begins at the biases after it is counted exactly."""
+    layers: list[nn.Module] = [nn.Linear(2, 60), nn.ReLU()]
+    for _ in range(190):
+        layers += [nn.Linear(60, 60), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(60, 1)).double()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            layer.weight.data.zero_()
+            layer.bias.data.fill_(1.0)
+    x = torch.randn(2, 2, dtype=torch.float64)
+    assert overlap_kernel(model, x, log=True, bias_paths=True).min() > 190 * math.log(60)
+    model[-5].bias.data.fill_(-1.0)
+    model[-3].bias.data[1:] = -1.0
+    assert torch.equal(overlap_kernel(model, x), torch.zeros(2, 2, dtype=torch.float64))
+    assert torch.equal(overlap_kernel(model, x, bias_paths=True), torch.full((2, 2), 2.0, dtype=torch.float64))
 
 
 def test_no_common_path_has_no_logarithm() -> None:
@@ -581,6 +610,12 @@ def test_ties_of_pools_of_every_geometry() -> None:
                         wanted[n] += max(seen) > 0 and seen.count(max(seen)) > 1
         assert gate_ties(nn.Sequential(pool, nn.ReLU()), x)["0#1"].tolist() == wanted
         assert min(wanted) > 0
+
+
+def test_a_tie_is_closed_for_relu() -> None:
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.ReLU(), nn.Linear(3, 1))
+    assert path_count(model, torch.zeros(2, 2)).tolist() == [0.0, 0.0]
+    assert gate_ties(model, torch.zeros(2, 2))["1#1"].tolist() == [3, 3]
 
 
 def test_ties_of_our_networks() -> None:

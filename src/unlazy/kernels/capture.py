@@ -146,7 +146,10 @@ def _tapped(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: boo
             handle.remove()
 
 
-def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> list[list[Tensor] | None]:
+Found = list[list[Tensor] | Tensor | None]
+
+
+def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> Found:
     """For every tap the gradient of ``out . directions[k]`` at its output, one ``[n, ...]`` per k; ``None`` where unused.
 
     Samples do not meet inside the model, so one backward pass per direction serves all of them.
@@ -157,7 +160,7 @@ def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool
     seeds = directions[:, None, :].expand(-1, out.shape[0], -1)  # [k, n, outputs]
     if batched and len(directions) > 1:
         found = torch.autograd.grad(out, outputs, seeds, is_grads_batched=True, allow_unused=True)
-        return [None if column is None else list(column.unbind()) for column in found]
+        return list(found)
     rows = [
         torch.autograd.grad(out, outputs, seed, retain_graph=k + 1 < len(seeds), allow_unused=True)
         for k, seed in enumerate(seeds)
@@ -165,7 +168,7 @@ def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool
     return [None if column[0] is None else list(column) for column in zip(*rows, strict=True)]
 
 
-def calls_by_module(taps: list[Tap], found: list[list[Tensor] | None]) -> dict[nn.Module, list[Call]]:
+def calls_by_module(taps: list[Tap], found: Found) -> dict[nn.Module, list[Call]]:
     """The calls of each watched module that reach the output."""
     grouped: dict[nn.Module, list[Call]] = {}
     for tap, gradient in zip(taps, found, strict=True):

@@ -35,12 +35,12 @@ class Call:
 
     module: nn.Module
     input: Tensor
-    gradients: Sequence[Tensor]
+    gradients: Sequence[Tensor] | Tensor
 
     @property
     def gradient(self) -> Tensor:
         """All directions at once, ``[k, n, ...]``."""
-        return torch.stack(list(self.gradients))
+        return self.gradients if isinstance(self.gradients, Tensor) else torch.stack(list(self.gradients))
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ Rule = Callable[[list[Call], bool, bool], list[Share]]
 
 def linear(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     """y = x W^T + b on the last axis; other axes, and further calls of the same layer, are positions."""
-    a = torch.cat([call.input.flatten(1, -2) if call.input.ndim > 2 else call.input[:, None] for call in calls], dim=1)
-    g = torch.cat([_k_second(call.gradient) for call in calls], dim=2)
+    a = _joined([call.input.flatten(1, -2) if call.input.ndim > 2 else call.input[:, None] for call in calls], 1)
+    g = _joined([_k_second(call.gradient) for call in calls], 2)
     return _outer(a, g, weight, bias)
 
 
@@ -239,6 +239,11 @@ def _grouped(a: Tensor, g: Tensor, groups: int, weight: bool, bias: bool) -> lis
     for part_a, part_g in zip(a.chunk(groups, dim=-1), g.chunk(groups, dim=-1), strict=True):
         shares += _outer(part_a, part_g, weight, bias)
     return shares
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """Side by side; a lone part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _k_second(gradient: Tensor) -> Tensor:

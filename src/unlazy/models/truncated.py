@@ -1,0 +1,221 @@
+"""The emergence paper's network: 2m truncated-ReLU neurons, hinge loss, and its gradients by hand, in float64.
+
+    g(x) = sum_i a_i sigma(<w_i, x> + b_i),    sigma(z) = min(1, max(z, 0)),    loss = E max(1 - y g(x), 0)
+
+*Smoothed* neurons average sigma over Gaussian noise of deviation s inside them; with Phi and phi the normal
+distribution and density:
+
+    E sigma(z + s xi)  = F(z) - F(z - 1),   F(u) = u Phi(u / s) + s phi(u / s)
+    E sigma'(z + s xi) = Phi((1 - z) / s) - Phi(-z / s)
+
+Gradients are taken over weighted rows, so that a sample, a mini-batch and the whole population are one code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unlazy.data.patterns import Patterns
+from unlazy.runtime import require, stream
+
+Inputs = Float[Tensor, "n d"]
+Labels = Float[Tensor, " n"]
+
+
+def smoothed_neuron(z: Float[Tensor, "*shape"], noise: float) -> Float[Tensor, "*shape"]:
+    """E sigma(z + noise xi); with ``noise=0`` the truncated ReLU itself."""
+    if noise == 0:
+        return z.clamp(0, 1)
+    return _softened(z, noise) - _softened(z - 1, noise)
+
+
+def smoothed_slope(z: Float[Tensor, "*shape"], noise: float) -> Float[Tensor, "*shape"]:
+    """E sigma'(z + noise xi); with ``noise=0`` one on the open interval (0, 1) and zero elsewhere."""
+    if noise == 0:
+        return ((z > 0) & (z < 1)).to(z.dtype)
+    return torch.special.ndtr((1 - z) / noise) - torch.special.ndtr(-z / noise)
+
+
+def _softened(u: Tensor, noise: float) -> Tensor:
+    """F(u): the positive part of u + noise xi, on average."""
+    ratio = u / noise
+    density = torch.exp(-ratio.square() / 2) / math.sqrt(2 * math.pi)
+    return u * torch.special.ndtr(ratio) + noise * density
+
+
+@dataclass(frozen=True)
+class TruncatedNet:
+    """2m neurons; neuron m + i starts as the mirror image of neuron i."""
+
+    w: Float[Tensor, "units d"]
+    b: Float[Tensor, " units"]
+    a: Float[Tensor, " units"]
+
+    def __post_init__(self) -> None:
+        require(self.w.shape[0] % 2 == 0, f"neurons come in mirrored pairs, got {self.w.shape[0]} of them.")
+
+    @property
+    def units(self) -> int:
+        return int(self.w.shape[0])
+
+    def to(self, dtype: torch.dtype) -> TruncatedNet:
+        """The same network in another precision."""
+        return TruncatedNet(self.w.to(dtype), self.b.to(dtype), self.a.to(dtype))
+
+    def before(self, x: Inputs) -> Float[Tensor, "n units"]:
+        """<w_i, x> + b_i. Mirrored halves are computed alike, so equal weights give equal bits."""
+        half = self.units // 2
+        parts = ((self.w[:half].clone(), self.b[:half]), (self.w[half:].clone(), self.b[half:]))
+        return torch.cat([x @ w.T + b for w, b in parts], dim=1)
+
+    def neurons(self, x: Inputs, noise: float = 0.0) -> Float[Tensor, "n units"]:
+        """What each neuron says, smoothed or not."""
+        return smoothed_neuron(self.before(x), noise)
+
+    def __call__(self, x: Inputs, noise: float = 0.0) -> Labels:
+        """g(x). Mirrored neurons are added first: at the start their sum is exactly zero."""
+        return self.read(self.neurons(x, noise))
+
+    def read(self, neurons: Float[Tensor, "n units"]) -> Labels:
+        """g from what the neurons say."""
+        half = self.units // 2
+        parts = neurons * self.a
+        return (parts[:, :half] + parts[:, half:]).sum(1)
+
+
+def mirrored_start(
+    inputs: int, pairs: int, *, relevant: int, gamma: float, deviation: float, seed: int = 0
+) -> TruncatedNet:
+    """The paper's start: w ~ N(0, 1/k^2), b ~ N(0, 1/k^4), a ~ N(0, (sigma~^2 / (gamma k^2))^2); copies with -a."""
+    require(pairs >= 1, f"at least one pair of neurons is needed, got m={pairs}.")
+    require(gamma > 0, f"the start's outer weights are divided by gamma, which must be positive; got {gamma}.")
+    generator = stream(seed, "mirrored start")
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    w, b = normal(pairs, inputs) / relevant, normal(pairs) / relevant**2
+    a = normal(pairs) * deviation**2 / (gamma * relevant**2)
+    return TruncatedNet(torch.cat([w, w]), torch.cat([b, b]), torch.cat([a, -a]))
+
+
+def in_span(net: TruncatedNet, dictionary: Float[Tensor, "d D"]) -> TruncatedNet:
+    """The network read in pattern coordinates: x = M phi gives <w, x> = <M^T w, phi>, and every gradient alike."""
+    return TruncatedNet(net.w @ dictionary, net.b, net.a)
+
+
+# --- loss and gradients ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of the mean hinge loss, with the loss itself."""
+
+    w: Float[Tensor, "units d"]
+    b: Float[Tensor, " units"]
+    a: Float[Tensor, " units"]
+    loss: float
+
+
+def hinge_loss(net: TruncatedNet, x: Inputs, y: Labels, weights: Labels, noise: float = 0.0) -> float:
+    """E max(1 - y g, 0) over the weighted rows."""
+    return float(weights @ (1 - y * net(x, noise)).clamp_min(0))
+
+
+def gradients(net: TruncatedNet, x: Inputs, y: Labels, weights: Labels, noise: float = 0.0) -> Gradients:
+    """Exact derivatives of the mean hinge loss; a row exactly on the margin counts as right."""
+    z = net.before(x)
+    neurons = smoothed_neuron(z, noise)
+    margin = 1 - y * net.read(neurons)
+    pull = torch.where(margin > 0, -y * weights, torch.zeros_like(y))
+    slopes = smoothed_slope(z, noise) * pull[:, None]
+    return Gradients(
+        net.a[:, None] * (slopes.T @ x), net.a * slopes.sum(0), neurons.T @ pull, float(weights @ margin.clamp_min(0))
+    )
+
+
+# --- the three-phase schedule ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of one kind: parameters become keep x old - rate x gradient.
+
+    The penalty lambda of the paper is (1 - keep) / (2 rate); keep = 0 forgets the old value, exactly.
+    """
+
+    steps: int
+    rate: float
+    noise: float = 0.0
+    keep_weights: float = 1.0
+    keep_outer: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0 and self.rate > 0, f"a phase has steps >= 0 and a rate > 0, got {self!r}.")
+        require(self.noise >= 0, f"noise is a standard deviation, got {self.noise!r}.")
+        for name in ("keep_weights", "keep_outer"):
+            require(0 <= getattr(self, name) <= 1, f"{name} is a share in [0, 1], got {getattr(self, name)!r}.")
+
+    @property
+    def penalties(self) -> tuple[float, float]:
+        """(lambda_w, lambda_a)."""
+        return (1 - self.keep_weights) / (2 * self.rate), (1 - self.keep_outer) / (2 * self.rate)
+
+
+def paper_schedule(
+    patterns: Patterns, pairs: int, *, steps: int | None = None, rate_factor: float = 1.0, gamma: float | None = None
+) -> tuple[Phase, Phase, Phase]:
+    """Two forgetting steps, then the long third phase: T = m^(4/3) steps of size k^2 / (T m^(1/3)), without penalty.
+
+    ``rate_factor`` stands for the constant the paper leaves open in the third phase's rate. ``gamma``: where the data have none
+    (unstructured), the value the schedule is to be run with.
+    """
+    strength = patterns.gamma if gamma is None else gamma
+    require(strength > 0, "the first rate is proportional to gamma^2; give the gamma of the structured twin.")
+    k, horizon = patterns.relevant, pairs ** (4 / 3)
+    noise = k**-1.5
+    first = strength**2 * patterns.deviation / (k * pairs**3)
+    last = rate_factor * k**2 / (horizon * pairs ** (1 / 3))
+    return (
+        Phase(1, first, noise, keep_weights=0.0),
+        Phase(1, 1.0, noise, keep_weights=0.0, keep_outer=0.0),
+        Phase(round(horizon) if steps is None else steps, last),
+    )
+
+
+def step(net: TruncatedNet, found: Gradients, phase: Phase) -> TruncatedNet:
+    """One step of gradient descent on loss and penalties; biases are not penalised."""
+    return TruncatedNet(
+        phase.keep_weights * net.w - phase.rate * found.w,
+        net.b - phase.rate * found.b,
+        phase.keep_outer * net.a - phase.rate * found.a,
+    )
+
+
+Batches = Callable[[int], tuple[Inputs, Labels, Labels]]
+
+
+def train(
+    net: TruncatedNet,
+    schedule: tuple[Phase, ...],
+    batches: Batches,
+    watch: Callable[[int, TruncatedNet], None] | None = None,
+) -> TruncatedNet:
+    """Follow the schedule. ``batches(t)`` gives the rows (inputs, labels, weights) of step t = 1, 2, ..; ``watch(t, net)`` sees
+    the network before the first step (t = 0) and after every one."""
+    if watch is not None:
+        watch(0, net)
+    done = 0
+    for phase in schedule:
+        for _ in range(phase.steps):
+            done += 1
+            net = step(net, gradients(net, *batches(done), phase.noise), phase)
+            if watch is not None:
+                watch(done, net)
+    return net

@@ -1,0 +1,341 @@
+"""Penalties on feature transformations, and the effective penalties they become once the transformation is optimised away.
+
+A transformation with singular values z pays sum omega(z), with omega(1) = 0 and omega increasing on [1, inf). For an update of
+size v spread over factors z_1, ..., z_k (adaptive tangent paper)::
+
+    effective(v)             = min over z >= 1 of   omega(z) + v^2 / z^2
+    (omega_1 (+) omega_2)(v) = min over 1 <= z <= v of   omega_1(z) + omega_2(v / z)
+
+In log coordinates (z = e^u) the operator is an infimal convolution, so all of it is one search: at a common *price* every
+factor stretches until its marginal cost z omega'(z) reaches the price, and the price is 2 v^2 / z^2 for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unlazy.runtime import InputError, require
+
+HALVINGS = 110  # a bracket of any two numbers of float64 shrinks to neighbours
+LARGEST_LOG_STRETCH = 40.0  # e^40: beyond it nothing is left to gain
+SMALLEST = 1e-100  # stands for 0 where a logarithm is taken
+GRID = 4001
+FAR = (1e11, 1e13)  # where growth exponents are read off
+Values = Float[Tensor, "*v"]
+
+
+class Penalty(Protocol):
+    """omega on stretches z >= 1, with what the search needs to know about it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def convex_in_log(self) -> bool:
+        """Whether u -> omega(e^u) is convex on u >= 0, which Theorem 2 assumes."""
+        ...
+
+    @property
+    def growth(self) -> float | None:
+        """r, where omega grows like z^r; ``None`` if unknown."""
+        ...
+
+    def __call__(self, z: Values) -> Values: ...
+
+    def reach(self, price: Values) -> Values:
+        """The largest stretch whose marginal cost z omega'(z) is at most the price."""
+        ...
+
+
+@dataclass(frozen=True)
+class Power:
+    """omega(z) = (z - 1)^exponent: 2 and 1 are the paper's omega_1 and omega_2.
+
+    >>> float(Power(2)(torch.tensor(3.0)))
+    4.0
+    """
+
+    exponent: float = 2.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.exponent < float("inf"), f"the exponent must be positive, got {self.exponent!r}.")
+
+    @property
+    def name(self) -> str:
+        return f"|z - 1|^{self.exponent:g}"
+
+    @property
+    def convex_in_log(self) -> bool:
+        return self.exponent >= 1
+
+    @property
+    def growth(self) -> float | None:
+        return float(self.exponent)
+
+    def __call__(self, z: Values) -> Values:
+        return (z - 1).clamp(min=0) ** self.exponent
+
+    def reach(self, price: Values) -> Values:
+        if self.exponent == 1:
+            return price.clamp(min=1)
+        if self.exponent == 2:
+            return 0.5 + 0.5 * (1 + 2 * price).sqrt()
+        return _reach_by_halving(lambda z: self.exponent * z * (z - 1) ** (self.exponent - 1), price)
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Any penalty, given as an elementwise torch function of z >= 1; what it claims is checked on a grid.
+
+    Its derivative comes from autograd.
+    """
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    growth: float | None = None
+
+    def __post_init__(self) -> None:
+        u = torch.linspace(0, LARGEST_LOG_STRETCH / 4, GRID, dtype=torch.float64)
+        values = self.function(u.exp())
+        require(values.shape == u.shape, f"penalty {self.name}: one value per stretch is expected, got {values.shape}.")
+        require(bool(torch.isfinite(values).all()), f"penalty {self.name} is not finite on all stretches from 1 to e^10.")
+        require(abs(float(values[0])) <= 1e-12, f"penalty {self.name} must be 0 at z = 1, it is {float(values[0]):g}.")
+        rises = bool((values.diff() >= -1e-12 * values[1:].abs()).all()) and float(values[1:].min()) > 0
+        require(rises, f"penalty {self.name} must be positive and increasing above z = 1, its only minimum.")
+
+    @cached_property
+    def convex_in_log(self) -> bool:
+        u = torch.linspace(0, LARGEST_LOG_STRETCH / 4, GRID, dtype=torch.float64)
+        values = self.function(u.exp())
+        bends = values[2:] - 2 * values[1:-1] + values[:-2]
+        return bool((bends >= -1e-12 * values[2:].abs().clamp(min=1)).all())
+
+    def __call__(self, z: Values) -> Values:
+        return self.function(z)
+
+    def reach(self, price: Values) -> Values:
+        return _reach_by_halving(self._marginal, price)
+
+    def _marginal(self, z: Tensor) -> Tensor:
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.function(z).sum(), z)
+        return z.detach() * slope
+
+
+@dataclass(frozen=True)
+class Product:
+    """The circled-plus of several penalties: the cheapest way to reach a stretch with one factor of each kind."""
+
+    factors: tuple[Penalty, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.factors) >= 1, "a product needs at least one factor.")
+        for factor in self.factors:
+            require(
+                factor.convex_in_log,
+                f"penalty {factor.name}: u -> omega(e^u) is not convex, so factors do not share a stretch by price; "
+                "Theorem 2 does not cover it.",
+            )
+
+    @property
+    def name(self) -> str:
+        return " (+) ".join(factor.name for factor in self.factors)
+
+    @property
+    def convex_in_log(self) -> bool:
+        return True
+
+    @property
+    def growth(self) -> float | None:
+        """1/r = sum of the factors' 1/r."""
+        rates = [factor.growth for factor in self.factors]
+        known = [1 / rate for rate in rates if rate is not None]
+        return 1 / sum(known) if len(known) == len(rates) else None
+
+    def reach(self, price: Values) -> Values:
+        return torch.stack([factor.reach(price) for factor in self.factors]).prod(0)
+
+    def split(self, z: Values) -> Float[Tensor, "k *v"]:
+        """The factors' own stretches, with product z, that cost least."""
+        log_z = z.clamp(min=1).log()
+        low = torch.full_like(log_z, -2 * LARGEST_LOG_STRETCH)
+        high = torch.full_like(log_z, 2 * LARGEST_LOG_STRETCH)
+        low, high = _halve(lambda price: self.reach(price.exp()).log() > log_z, low, high)
+        return _between(self._logs(low), self._logs(high), log_z).exp()
+
+    def __call__(self, z: Values) -> Values:
+        shares = self.split(z)
+        return torch.stack([factor(share) for factor, share in zip(self.factors, shares, strict=True)]).sum(0)
+
+    def _logs(self, price: Tensor) -> Tensor:
+        return torch.stack([factor.reach(price.exp()).log() for factor in self.factors])
+
+
+def circled_plus(*penalties: Penalty) -> Penalty:
+    """omega_1 (+) omega_2 (+) ...: what a product of transformations pays for a stretch; one penalty stays itself."""
+    return penalties[0] if len(penalties) == 1 else Product(tuple(penalties))
+
+
+def stretch(penalty: Penalty, v: Values) -> Values:
+    """s(v) = argmin over z >= 1 of omega(z) + v^2 / z^2 (the smallest where there are several)."""
+    _check_sizes(v)
+    closed = _closed_stretch(penalty, v)
+    if closed is not None:
+        return closed
+    return stretch_by_search(penalty, v)
+
+
+def stretch_by_search(penalty: Penalty, v: Values) -> Values:
+    """The same without closed forms."""
+    target = (2 * v.clamp(min=SMALLEST) ** 2).log()  # price + 2 log z must come to this
+    if not penalty.convex_in_log:
+        return _best_of_grid(penalty, v)
+    farthest = penalty.reach(target.exp()).log().clamp(max=LARGEST_LOG_STRETCH)
+    low, high = _halve(lambda p: p + 2 * penalty.reach(p.exp()).log() > target, target - 2 * farthest - 1e-9, target)
+    ends = [penalty.reach(price.exp()).log() for price in (low, high)]
+    log_z = (target - (low + high) / 2) / 2
+    return torch.minimum(torch.maximum(log_z, ends[0]), ends[1]).clamp(min=0).exp()
+
+
+def factor_stretches(factors: Sequence[Penalty], v: Values) -> Float[Tensor, "k *v"]:
+    """The minimisers (z_1, ..., z_k) of sum omega_i(z_i) + v^2 / (z_1 ... z_k)^2."""
+    return Product(tuple(factors)).split(stretch(circled_plus(*factors), v))
+
+
+def effective_penalty(penalty: Penalty, v: Values) -> Values:
+    """omega~(v) = min over z >= 1 of omega(z) + v^2 / z^2, for sizes v >= 0 of any shape.
+
+    Differentiable once, with the exact derivative 2 v / s(v)^2. For several factors give ``circled_plus(...)``.
+
+    >>> round(float(effective_penalty(Power(2), torch.tensor(1.0, dtype=torch.float64))), 5)
+    0.6695
+    """
+    return _Effective.apply(v, penalty)  # type: ignore[no-any-return]
+
+
+def effective_slope(penalty: Penalty, v: Values) -> Values:
+    """d omega~ / dv = 2 v / s(v)^2."""
+    return 2 * v / stretch(penalty, v) ** 2
+
+
+def is_convex(penalty: Penalty) -> bool:
+    """Whether the effective penalty is convex: its slope never falls from 0 to 10^6 (checked on a fine grid)."""
+    v = torch.logspace(-3, 6, GRID, dtype=torch.float64)
+    return bool((effective_slope(penalty, v).diff() >= -1e-9).all())
+
+
+def conjugate(penalty: Penalty, c: Values) -> Values:
+    """max over v >= 0 of c v - omega~(v), for a convex effective penalty; infinite where no slope is as large as c."""
+    require(is_convex(penalty), f"the effective penalty of {penalty.name} is not convex: no duality gap belongs to it.")
+    low, high = torch.full_like(c, -40.0), torch.full_like(c, 30.0)
+    beyond = c >= effective_slope(penalty, high.exp())
+    low, high = _halve(lambda log_v: effective_slope(penalty, log_v.exp()) > c, low, high)
+    v = ((low + high) / 2).exp()
+    return torch.where(beyond, torch.inf, (c * v - effective_penalty(penalty, v)).clamp(min=0))
+
+
+def predicted_exponent(penalty: Penalty) -> float:
+    """q with 1/q = 1/2 + 1/r: the effective penalty of omega ~ z^r grows like v^q."""
+    if penalty.growth is None:
+        raise InputError(f"the growth of penalty {penalty.name} is unknown; give Custom(..., growth=r).")
+    return 1 / (0.5 + 1 / penalty.growth)
+
+
+def fitted_exponent(penalty: Penalty) -> float:
+    """The slope of log omega~ against log v, far out."""
+    ends = effective_penalty(penalty, torch.tensor(FAR, dtype=torch.float64)).log()
+    return float((ends[1] - ends[0]) / torch.tensor(FAR[1] / FAR[0], dtype=torch.float64).log())
+
+
+class _Effective(torch.autograd.Function):
+    """The minimum, with the derivative the envelope theorem gives; a second derivative is refused, not guessed."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, penalty: Penalty) -> Tensor:
+        z = stretch(penalty, v)
+        ctx.save_for_backward(v, z)
+        return penalty(z) + (v / z) ** 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor, None]:
+        v, z = ctx.saved_tensors
+        return weights * 2 * v / z**2, None
+
+
+# --- closed forms ----------------------------------------------------------------------------------
+
+
+def _closed_stretch(penalty: Penalty, v: Tensor) -> Tensor | None:
+    """Equal absolute values: z^(2k+1) = 2 v^2 each. One square: the quartic z^3 (z - 1) = v^2. Otherwise none."""
+    if penalty == Power(2):
+        return _quartic_root(v)
+    factors = penalty.factors if isinstance(penalty, Product) else (penalty,)
+    if all(factor == Power(1) for factor in factors):
+        k = len(factors)
+        return (2 * v**2).clamp(min=1) ** (k / (2 * k + 1))
+    return None
+
+
+def _quartic_root(v: Tensor) -> Tensor:
+    """The root z >= 1 of z^4 - z^3 = v^2, by Ferrari; every difference of near equals is rewritten."""
+    square = v.clamp(min=1e-30) ** 2
+    half, third = square / 2, 4 * square / 3
+    t = (half + (half**2 + third**3).sqrt()) ** (1 / 3)
+    y = square / (t**2 + third + (third / t) ** 2)  # minus the real root of the resolvent cubic
+    root = (y**3 / (4 * square)).sqrt()
+    return (0.25 + root / 2 + (0.75 - root**2 + 0.25 / root).sqrt() / 2).clamp(min=1)
+
+
+# --- searching -------------------------------------------------------------------------------------
+
+
+def _check_sizes(v: Tensor) -> None:
+    good = bool((torch.isfinite(v) & (v >= 0)).all())
+    require(good, "sizes must be finite and at least 0 (singular values, norms).")
+
+
+def _halve(above: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Shrink brackets until nothing is between: ``above`` is false at low and true at high."""
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        up = above(middle)
+        low, high = torch.where(up, low, middle), torch.where(up, middle, high)
+    return low, high
+
+
+def _reach_by_halving(marginal: Callable[[Tensor], Tensor], price: Tensor) -> Tensor:
+    low, high = torch.zeros_like(price), torch.full_like(price, LARGEST_LOG_STRETCH)
+    low, _ = _halve(lambda u: marginal(u.exp()) > price, low, high)
+    return low.exp()
+
+
+def _between(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
+    """Where marginal costs are flat the stretch jumps with the price: share out what is missing in proportion."""
+    room = (last - first).sum(0)
+    missing = (total - first.sum(0)) / torch.where(room > 0, room, 1)
+    return (first + missing.clamp(0, 1) * (last - first)).clamp(min=0)
+
+
+def _best_of_grid(penalty: Penalty, v: Tensor) -> Tensor:
+    """No convexity to lean on: the best of many stretches, then halving the interval around it."""
+    u = torch.linspace(0, LARGEST_LOG_STRETCH / 2, GRID, dtype=v.dtype, device=v.device)
+
+    def cost(log_z: Tensor) -> Tensor:
+        return penalty(log_z.exp()) + v[..., None] ** 2 * (-2 * log_z).exp()
+
+    best = u[cost(u.expand(*v.shape, -1)).argmin(-1)][..., None]
+    step = u[1]
+    for _ in range(60):
+        near = (best + step * torch.linspace(-1, 1, 5, dtype=v.dtype, device=v.device)).clamp(min=0)
+        best = near.gather(-1, cost(near).argmin(-1, keepdim=True))
+        step = step / 2
+    return best[..., 0].exp()
