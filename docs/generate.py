@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import unlazy
+from unlazy import plots
 from unlazy.claims.scorecard import load_results, scorecard, to_markdown
 from unlazy.studies.halfspace.circle.pilot import compare
 from unlazy.studies.halfspace.circle.pilot import to_markdown as to_table
@@ -27,7 +28,10 @@ def api() -> str:
 
 
 def main() -> None:
-    (ROOT / "docs" / "scorecard.md").write_text(to_markdown(scorecard(load_results(ROOT / "results"))))
+    rows = scorecard(load_results(ROOT / "results"))
+    (ROOT / "docs" / "scorecard.md").write_text(to_markdown(rows))
+    run = [row for row in rows if row["verdict"] != "not run yet"]
+    plots.save(plots.scorecard(run), ROOT / "docs" / "images" / "scorecard")
     (ROOT / "docs" / "api.md").write_text(api())
     paper = json.loads((ROOT / "results" / "circle" / "paper.json").read_text())
     (ROOT / "docs" / "circle_pilot.md").write_text(to_table(compare(paper)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,3 +132,42 @@ def _clipped_disc(normal: NDArray[np.float64], offset: float, corners: int = 91)
 def _arc(centre: float, half_width: float, corners: int) -> NDArray[np.float64]:
     angle = centre + np.linspace(-half_width, half_width, corners)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+VERDICT_COLOURS = {"holds": "green", "partly": "orange", "fails": "red", "censored": "grey"}
+
+
+def scorecard(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Every claim at a glance: a bar of its parts by verdict, and the statement; an empty bar was not run."""
+    with style():
+        figure, axes = grid(1, 1, (11, 0.24 * len(rows) + 0.8))
+        axis = axes[0, 0]
+        for place, row in enumerate(rows):
+            start = 0.0
+            for verdict, colour in VERDICT_COLOURS.items():
+                share = sum(part["verdict"] == verdict for part in row["parts"]) / max(1, len(row["parts"]))
+                axis.barh(place, share, left=start, height=0.72, color=COLOURS[colour])
+                start += share
+            axis.barh(place, 1, height=0.72, facecolor="none", edgecolor=COLOURS["grey"], linewidth=0.6)
+            words = (
+                row["statement"] if len(row["statement"]) < 105 else row["statement"][:102].rsplit(" ", 1)[0] + " ..."
+            )
+            axis.text(1.03, place, words, va="center", fontsize=7.5, color=COLOURS["black"])
+        axis.set_yticks(range(len(rows)), [f"{row['id']}  {row['verdict']}" for row in rows], fontsize=7.5)
+        axis.set_xlim(0, 5.6)
+        axis.set_ylim(len(rows) - 0.4, -0.6)
+        axis.set_xticks([])
+        axis.tick_params(length=0)
+        for side in axis.spines.values():
+            side.set_visible(False)
+        handles = [axis.barh(-9, 0, color=COLOURS[colour], label=name) for name, colour in VERDICT_COLOURS.items()]
+        handles[-1].set_label("too short to tell")
+        axis.legend(
+            handles=handles,
+            ncols=4,
+            loc="lower left",
+            bbox_to_anchor=(0, 1),
+            title="parts of the claim that",
+            fontsize=8,
+        )
+        return figure

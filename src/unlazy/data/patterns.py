@@ -87,7 +87,9 @@ class Patterns:
     def __post_init__(self) -> None:
         d, size, k = self.inputs, self.patterns, self.relevant
         require(k >= 1, f"at least one pattern must be relevant, got k={k}.")
-        require(k <= size, f"k={k} relevant patterns of D={size}: there cannot be more relevant patterns than patterns.")
+        require(
+            k <= size, f"k={k} relevant patterns of D={size}: there cannot be more relevant patterns than patterns."
+        )
         require(d >= size, f"d={d} < D={size}: a dictionary of D orthonormal patterns needs at least D inputs.")
         outside = [count for count in self.counts if not 0 <= count <= k]
         require(not outside, f"P holds {outside}, but between 0 and k={k} relevant patterns are present.")
@@ -96,7 +98,9 @@ class Patterns:
             require(0 <= value <= 1, f"{name} is a probability, got {value!r}.")
         if not self.structured:
             coins = self.mixture == 1 and self.background == 0.5
-            require(coins, "unstructured data are fair coins: mixture=1, background=0.5 (or call Patterns.unstructured).")
+            require(
+                coins, "unstructured data are fair coins: mixture=1, background=0.5 (or call Patterns.unstructured)."
+            )
             return
         even_parity = k % 2 == 0 and self.counts == parity_rule(k)
         require(
@@ -104,11 +108,14 @@ class Patterns:
             f"k={k} is even: all ones and all zeros would have the same parity, so no pattern would tell the label (gamma = 0). "
             "Take an odd k, or unstructured data.",
         )
-        require(0 < self.background <= 0.5, f"A2 asks for a background probability in (0, 1/2], got {self.background!r}.")
+        require(
+            0 < self.background <= 0.5, f"A2 asks for a background probability in (0, 1/2], got {self.background!r}."
+        )
         share = self.positive_share
         require(abs(share - 0.5) < 1e-12, f"A0 asks for Pr[y=+1] = 1/2; this rule and mixture give {share:.4g}.")
         require(
-            self.gamma > 1e-12, f"A1 asks for gamma > 0; this rule and mixture give {self.gamma:.4g}: patterns tell nothing."
+            self.gamma > 1e-12,
+            f"A1 asks for gamma > 0; this rule and mixture give {self.gamma:.4g}: patterns tell nothing.",
         )
 
     @classmethod
@@ -196,7 +203,8 @@ class Patterns:
         require(size <= ENUMERABLE, f"2^{size} hidden vectors are too many to list; at most D={ENUMERABLE} patterns.")
         present = (torch.arange(2**size)[:, None] >> torch.arange(size)) & 1 == 1
         relevant = self.is_relevant()
-        background = torch.where(present, self.background, 1 - self.background).to(torch.float64)
+        rates = self.means()
+        background = torch.where(present, rates, 1 - rates)
         count = present[:, relevant].sum(1)
         ends = ((count == 0) | (count == self.relevant)).to(torch.float64)
         inside = self.mixture / 2**self.relevant + (1 - self.mixture) / 2 * ends
@@ -243,11 +251,11 @@ def check_assumptions(
 ) -> Mapping[str, Any]:
     """A0, A1 and A2 measured on a sample, for the given set A.
 
-    ``positive``: Pr[y = +1] (A0). ``gamma``: one estimate per relevant pattern (A1), and ``gamma_mean``; ``gamma_spread`` compares
-    their differences with chance. ``background``: the rate of the other patterns, all together; ``worst_rate``, ``worst_correlation``
-    and ``worst_label``: the largest standardised deviation (z) of one rate from the common one, of one correlation with any other
-    pattern from zero, and of one correlation with the label from zero. ``limit`` is what chance alone stays under with
-    probability 0.95 for that many comparisons (Bonferroni). Verdicts: ``a0``, ``a1``, ``a2``.
+    ``positive``: Pr[y = +1] (A0). ``gamma``: one estimate per relevant pattern (A1); ``gamma_mean`` of them all. ``background``: the
+    rate of the other patterns together. As largest standardised deviations (z): ``gamma_spread`` of one gamma from their mean,
+    ``worst_rate`` of one background rate from the common one, ``worst_correlation`` of a background pattern with any other pattern
+    from zero, ``worst_label`` of one with the label from zero. ``limit`` is what chance alone stays under with probability 0.95 for
+    that many comparisons (Bonferroni). Verdicts: ``a0``, ``a1``, ``a2``.
     """
     n, size = indicators.shape
     require(n >= 30, f"intervals need at least 30 samples, got {n}.")

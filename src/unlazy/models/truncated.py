@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unlazy.data.patterns import Patterns
 from unlazy.runtime import require, stream
 
 Inputs = Float[Tensor, "n d"]
@@ -169,18 +168,16 @@ class Phase:
 
 
 def paper_schedule(
-    patterns: Patterns, pairs: int, *, steps: int | None = None, rate_factor: float = 1.0, gamma: float | None = None
+    pairs: int, *, relevant: int, gamma: float, deviation: float, steps: int | None = None, rate_factor: float = 1.0
 ) -> tuple[Phase, Phase, Phase]:
     """Two forgetting steps, then the long third phase: T = m^(4/3) steps of size k^2 / (T m^(1/3)), without penalty.
 
-    ``rate_factor`` stands for the constant the paper leaves open in the third phase's rate. ``gamma``: where the data have none
-    (unstructured), the value the schedule is to be run with.
+    ``steps`` and ``rate_factor`` change the length of the third phase and the constant the paper leaves open in its rate.
     """
-    strength = patterns.gamma if gamma is None else gamma
-    require(strength > 0, "the first rate is proportional to gamma^2; give the gamma of the structured twin.")
-    k, horizon = patterns.relevant, pairs ** (4 / 3)
+    require(gamma > 0, f"the first rate is proportional to gamma^2, which must be positive; got gamma={gamma}.")
+    k, horizon = relevant, pairs ** (4 / 3)
     noise = k**-1.5
-    first = strength**2 * patterns.deviation / (k * pairs**3)
+    first = gamma**2 * deviation / (k * pairs**3)
     last = rate_factor * k**2 / (horizon * pairs ** (1 / 3))
     return (
         Phase(1, first, noise, keep_weights=0.0),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -31,6 +31,7 @@ FAR = (1e11, 1e13)  # where growth exponents are read off
 Values = Float[Tensor, "*v"]
 
 
+@runtime_checkable
 class Penalty(Protocol):
     """omega on stretches z >= 1, with what the search needs to know about it."""
 
@@ -105,7 +106,9 @@ class Custom:
         u = torch.linspace(0, LARGEST_LOG_STRETCH / 4, GRID, dtype=torch.float64)
         values = self.function(u.exp())
         require(values.shape == u.shape, f"penalty {self.name}: one value per stretch is expected, got {values.shape}.")
-        require(bool(torch.isfinite(values).all()), f"penalty {self.name} is not finite on all stretches from 1 to e^10.")
+        require(
+            bool(torch.isfinite(values).all()), f"penalty {self.name} is not finite on all stretches from 1 to e^10."
+        )
         require(abs(float(values[0])) <= 1e-12, f"penalty {self.name} must be 0 at z = 1, it is {float(values[0]):g}.")
         rises = bool((values.diff() >= -1e-12 * values[1:].abs()).all()) and float(values[1:].min()) > 0
         require(rises, f"penalty {self.name} must be positive and increasing above z = 1, its only minimum.")
@@ -327,7 +330,7 @@ def _between(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
 
 def _best_of_grid(penalty: Penalty, v: Tensor) -> Tensor:
     """No convexity to lean on: the best of many stretches, then halving the interval around it."""
-    u = torch.linspace(0, LARGEST_LOG_STRETCH / 2, GRID, dtype=v.dtype, device=v.device)
+    u = torch.linspace(0, LARGEST_LOG_STRETCH, GRID, dtype=v.dtype, device=v.device)
 
     def cost(log_z: Tensor) -> Tensor:
         return penalty(log_z.exp()) + v[..., None] ** 2 * (-2 * log_z).exp()

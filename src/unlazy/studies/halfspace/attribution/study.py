@@ -165,8 +165,10 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
                 if moment in JUDGED and f"{quantity}_{moment}" in entry["values"]:
                     controls.append(summary(f"{name}: {words}", numbers(entry, f"{quantity}_{moment}")))
     why = (
-        "The change of the kernel is mostly neither: moving only the gates, or only the weights, gives a small part of it, and most "
-        "appears only when both move. Split evenly, gates and weights have about half each."
+        "Up to the plateau the gates account for a little more than half of the change in DLGNs, more without biases or with a "
+        "large start; by the end the weights on the paths account for as much or more, and in ReLU nets with a small start for more throughout. "
+        "With biases and a small start most of the change needs both: the first kernel is little more than the constant that a "
+        "readout bias adds, and neither gates nor weights alone lift the rest above it."
     )
     row = claim_row(
         "C28",

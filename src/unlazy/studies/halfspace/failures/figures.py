@@ -103,11 +103,11 @@ def small_data(table: Table) -> Figure:
             plots.band(axes[0, column], sizes[images], test, KINDS[kind], KIND_COLOURS[kind], **line)
             plots.band(axes[1, column], sizes[images], gap(stack), KINDS[kind], KIND_COLOURS[kind], **line)
         axes[0, column].set_title(f"{images}, width {width}")
-        axes[1, column].set(xscale="log", xlabel="training images", ylim=(0, None))
+        axes[1, column].set(xscale="log", xlabel="training images")
         axes[1, column].set_xticks(sizes[images], [str(n) for n in sizes[images]])
         axes[1, column].minorticks_off()
     axes[0, 0].set_ylabel("test accuracy")
-    axes[1, 0].set_ylabel("training less test accuracy")
+    axes[1, 0].set(ylabel="training less test accuracy", ylim=(0, None))
     _legend(figure, axes[0, 0], len(settings["kinds"]))
     return figure
 

@@ -28,9 +28,11 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
             controls.append(summary(f"{label}: plateau gates over last gates", behind, "times"))
         controls += _controls(entry)
     why = (
-        "At the plateau the gates are better than random ones but far from finished: fresh experts do no better there than ridge "
-        "regression with the overlap kernel or the tangent kernel of that moment, and both keep improving while the hard half "
-        "is learned. Losses below 0.01 count as 0.01."
+        "Finished while the hard half is learned, not at the plateau: in the author's preset gates copied there leave fresh experts "
+        "hardly better off than random gates, and are as good as the last ones only some tens of epochs later. With the steep "
+        "gates of the pilot's preset they are much nearer, and finished soon after. ReLU nets: their last gates serve fresh experts "
+        "little or no better than their first, so there is little to finish. With a large start the first gates of a DLGN are "
+        "already nearly as good as the last. Losses below 0.01 count as 0.01."
     )
     row = claim_row(
         "C27",

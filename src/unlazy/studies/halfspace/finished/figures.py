@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIRST = 0.5  # where epoch 0 stands on a logarithmic axis
+TICKS, TICK_NAMES = [FIRST, 1, 3, 10, 30, 100, 200, 600], ["0", "1", "3", "10", "30", "100", "", "600"]
 LINES = (
     ("network", "black", "the network itself, then", {"linestyle": ":"}),
     ("retrained", "blue", "fresh experts under its gates of then", {"marker": "o", "markersize": 3}),
@@ -47,7 +48,7 @@ def copies(results: Mapping[str, Any]) -> Figure:
         axes[row, 0].set_ylabel(f"{preset} preset\nmean squared error")
     for axis in axes[-1]:
         axis.set_xlabel("copied at epoch")
-        axis.set_xticks([FIRST, 1, 3, 10, 30, 100, 600], ["0", "1", "3", "10", "30", "100", "600"])
+        axis.set_xticks(TICKS, TICK_NAMES)
         axis.minorticks_off()
     drawn: dict[str, Any] = {}
     for axis in axes.flat:
@@ -63,7 +64,7 @@ def finished(results: Mapping[str, Any]) -> Figure:
     axis = axes[0, 0]
     for place, entry in enumerate(entries):
         for name, colour, marker, label in (
-            ("time_plateau", "grey", "|", "loss down to the plateau near 0.25"),
+            ("time_plateau", "black", "|", "loss down to the plateau near 0.25"),
             ("time_finished", "blue", "o", "gates as good as the last ones"),
         ):
             times = np.maximum(np.where(np.isinf(numbers(entry, name)), np.nan, numbers(entry, name)), FIRST)
@@ -79,7 +80,7 @@ def finished(results: Mapping[str, Any]) -> Figure:
             )
     axis.set_yticks(range(len(entries)), [entry["label"] for entry in entries])
     axis.set(xscale="log", xlabel="epoch, one mark per seed", ylim=(len(entries) - 0.5, -0.5))
-    axis.set_xticks([FIRST, 1, 3, 10, 30, 100, 600], ["0", "1", "3", "10", "30", "100", "600"])
+    axis.set_xticks(TICKS, TICK_NAMES)
     axis.minorticks_off()
     figure.legend(loc="outside upper center", ncols=2)
     return figure
