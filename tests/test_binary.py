@@ -79,5 +79,9 @@ def test_a_full_row_of_short_words_does_not_overflow() -> None:
     assert (held.common(held) == 300).all()
 
 
-def test_packed_rows_take_a_bit_each() -> None:
-    assert Bits.hold(coins(4, 10, 64)).held.nbytes == 4 * 10 * 8
+@pytest.mark.parametrize("places", [1, 20, 33, 64, 200])
+@pytest.mark.parametrize("leading", [(), (4,)])
+def test_the_room_that_rows_take_is_known_before(places: int, leading: tuple[int, ...]) -> None:
+    held = Bits.hold(coins(*leading, 10, places)).held
+    assert held.nbytes == 10 * Bits.row_bytes(len(leading) * 4 or 1, places, bool(leading), "cpu")
+    assert not leading or places < 8 or held.nbytes < 4 * 10 * places

@@ -213,8 +213,8 @@ def test_counts_are_whole_numbers_up_to_the_last_digit() -> None:
 
 def test_channels_are_summed_where_only_their_sum_is_needed() -> None:
     """One number per position for plain convolutions, however many channels; one per unit where a skip needs them."""
-    plain = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(9, 8, 2), nn.ReLU(), nn.Flatten())
-    model, x = nn.Sequential(plain, nn.Linear(32, 3)), torch.randn(2, 1, 8, 8)
+    plain = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(9, 40, 2), nn.ReLU(), nn.Flatten())
+    model, x = nn.Sequential(plain, nn.Linear(160, 3)), torch.randn(2, 1, 8, 8)
     kernel = overlap._kernel(model, x, log=False, bias_paths=False, output=None, dtype=torch.float64)
     assert kernel.program.numbers == 36
     model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), pathnets.Block(9, 9), nn.Flatten(), nn.Linear(9 * 36, 3))
@@ -338,19 +338,27 @@ def test_small_counts_stay_whole_where_large_ones_are_possible() -> None:
 
 
 def test_paths_may_begin_anew_where_a_deep_net_was_closed() -> None:
-    """More than float64 holds arrives at a layer that is closed; what begins at the biases after it is counted exactly."""
-    layers: list[nn.Module] = [nn.Linear(2, 60), nn.ReLU()]
-    for _ in range(190):
-        layers += [nn.Linear(60, 60), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Linear(60, 1)).double()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            layer.weight.data.zero_()
-            layer.bias.data.fill_(1.0)
+    """Far more than float64 holds arrives at a layer that is closed; what begins at biases after it is counted exactly."""
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.again, self.closing = nn.Linear(2, 200), nn.Linear(200, 200), nn.Linear(200, 200)
+            self.one, self.last = nn.Linear(200, 2), nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.first(x))
+            for _ in range(280):
+                x = torch.relu(self.again(x))
+            return self.last(torch.relu(self.one(torch.relu(self.closing(x)))))
+
+    model = Deep().double()
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0 if parameter.ndim == 1 else 0.0)
     x = torch.randn(2, 2, dtype=torch.float64)
-    assert overlap_kernel(model, x, log=True, bias_paths=True).min() > 190 * math.log(60)
-    model[-5].bias.data.fill_(-1.0)
-    model[-3].bias.data[1:] = -1.0
+    assert overlap_kernel(model, x, log=True, bias_paths=True).min() > 2000 * math.log(2)
+    model.closing.bias.data.fill_(-1.0)
+    model.one.bias.data[1] = -1.0
     assert torch.equal(overlap_kernel(model, x), torch.zeros(2, 2, dtype=torch.float64))
     assert torch.equal(overlap_kernel(model, x, bias_paths=True), torch.full((2, 2), 2.0, dtype=torch.float64))
 

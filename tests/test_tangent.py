@@ -11,10 +11,10 @@ from torch import nn
 import zoo
 from unlazy import InputError, Unsupported
 from unlazy.kernels.capture import call, samples, take
+from unlazy.kernels.engine import TangentKernel
 from unlazy.kernels.gram import gram, parse_memory, plan_gram
 from unlazy.kernels.projection import project_tangents
 from unlazy.kernels.tangent import (
-    TangentKernel,
     layer_kernels,
     plan_tangent,
     tangent_diagonal,

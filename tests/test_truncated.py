@@ -69,7 +69,7 @@ def test_little_noise_is_no_noise_away_from_the_kinks() -> None:
 # --- start and gradients ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("inputs", "pairs", "rows"), [(9, 4, 512), (100, 37, 333), (500, 300, 200), (3, 1, 1)])
+@pytest.mark.parametrize(("inputs", "pairs", "rows"), [(9, 4, 512), (100, 37, 333), (500, 300, 200), (3, 1, 5)])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_the_start_is_zero_to_the_last_bit(inputs: int, pairs: int, rows: int, noise: float) -> None:
     net = mirrored_start(inputs, pairs, relevant=5, gamma=0.25, deviation=5.0, seed=2)
@@ -105,9 +105,10 @@ def slow_loss(net: TruncatedNet, noise: float) -> torch.Tensor:
     return (weights * torch.clamp(1 - y * output, min=0)).sum()
 
 
+@pytest.mark.parametrize("units", [1, 7, 8])
 @pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_gradients_equal_autograd(noise: float) -> None:
-    net = random_net()
+def test_gradients_equal_autograd(noise: float, units: int) -> None:
+    net = random_net(units)
     leaves = [value.clone().requires_grad_() for value in (net.w, net.b, net.a)]
     loss = slow_loss(TruncatedNet(*leaves), noise)
     expected = torch.autograd.grad(loss, leaves)
@@ -116,6 +117,15 @@ def test_gradients_equal_autograd(noise: float) -> None:
     assert hinge_loss(net, *ROWS, noise) == pytest.approx(loss.item(), rel=1e-13)
     for seen, wanted in zip((found.w, found.b, found.a), expected, strict=True):
         assert torch.allclose(seen, wanted, atol=1e-13)
+
+
+def test_many_rows_are_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gradients(random_net(), *ROWS, 0.2)
+    monkeypatch.setattr("unlazy.models.truncated.BLOCK", 100)
+    parts = gradients(random_net(), *ROWS, 0.2)
+    assert torch.allclose(whole.w, parts.w, atol=1e-14)
+    assert torch.allclose(whole.a, parts.a, atol=1e-14)
+    assert whole.loss == pytest.approx(parts.loss, rel=1e-13)
 
 
 def test_the_first_gradient_formula() -> None:
@@ -188,7 +198,6 @@ def test_training_watches_every_step_and_lowers_the_loss() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: random_net(3), "mirrored pairs"),
         (lambda: mirrored_start(3, 0, **FACTS), "at least one pair"),
         (lambda: mirrored_start(3, 2, relevant=3, gamma=0.0, deviation=1.0), "must be positive"),
         (lambda: paper_schedule(3, relevant=3, gamma=0.0, deviation=1.0), "must be positive"),

@@ -251,11 +251,11 @@ def check_assumptions(
 ) -> Mapping[str, Any]:
     """A0, A1 and A2 measured on a sample, for the given set A.
 
-    ``positive``: Pr[y = +1] (A0). ``gamma``: one estimate per relevant pattern (A1); ``gamma_mean`` of them all. ``background``: the
-    rate of the other patterns together. As largest standardised deviations (z): ``gamma_spread`` of one gamma from their mean,
-    ``worst_rate`` of one background rate from the common one, ``worst_correlation`` of a background pattern with any other pattern
-    from zero, ``worst_label`` of one with the label from zero. ``limit`` is what chance alone stays under with probability 0.95 for
-    that many comparisons (Bonferroni). Verdicts: ``a0``, ``a1``, ``a2``.
+    ``positive``: Pr[y = +1] (A0). ``gamma``: one estimate per relevant pattern (A1); ``gamma_mean`` of them all.
+    ``background``: the rate of the other patterns together. As largest standardised deviations (z): ``gamma_spread`` of one
+    gamma from their mean, ``worst_rate`` of one background rate from the common one, ``worst_correlation`` of a background
+    pattern with any other pattern from zero, ``worst_label`` of one with the label from zero. ``limit`` is what chance alone
+    stays under with probability 0.95 for that many comparisons (Bonferroni). Verdicts: ``a0``, ``a1``, ``a2``.
     """
     n, size = indicators.shape
     require(n >= 30, f"intervals need at least 30 samples, got {n}.")

@@ -60,11 +60,22 @@ class Bits:
     def hold(rows: Bool[Tensor, "*p n k"]) -> Bits:
         places = rows.shape[-1]
         require(places <= MOST, f"rows of {places} places are longer than the {MOST} that are counted exactly.")
-        if rows.ndim == 2 or rows.device.type != "cpu" or places == 1:
+        if not Bits.packs(places, rows.ndim > 2, rows.device.type):
             return Bits(rows.contiguous(), places, packed=False)
         size, word = (4, torch.int32) if places <= 32 else (8, torch.int64)
         filled = np.packbits(F.pad(rows, (0, -places % (8 * size))).numpy(), axis=-1)
         return Bits(torch.from_numpy(filled).view(word).mT.contiguous(), places, packed=True)
+
+    @staticmethod
+    def packs(places: int, many: bool, device: str) -> bool:
+        """Whether rows are packed: ``many`` short ones side by side, where bits can be counted."""
+        return many and places > 1 and device == "cpu"
+
+    @staticmethod
+    def row_bytes(leading: int, places: int, many: bool, device: str) -> int:
+        """What one row takes, with all its leading indices."""
+        word = 4 if places <= 32 else 8
+        return leading * (-(-places // (8 * word)) * word if Bits.packs(places, many, device) else places)
 
     @staticmethod
     def join(parts: Sequence[Bits]) -> Bits:

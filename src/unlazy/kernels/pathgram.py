@@ -15,6 +15,7 @@ from torch import Tensor
 from unlazy.kernels.binary import Bits, tiles
 from unlazy.kernels.capture import Inputs, samples, take
 from unlazy.kernels.pathcount import Common, Program, power
+from unlazy.kernels.pathops import Source
 from unlazy.runtime import InputError, require
 
 NUMBERS = {"cpu": 2**18}  # in the widest state of one block of pairs: what stays in the cache
@@ -66,16 +67,25 @@ class OverlapKernel:
         self.program, self.opens, self.log = program, opens, log
         self.dtype, self.device = dtype, device
         self.numbers = NUMBERS.get(device.type, NUMBERS_ELSEWHERE)
-        units = {index: math.prod(program.shapes[index]) for index in program.contracted}
         activations = 8 * sum(math.prod(shape) for shape in program.shapes)
         self.chunk = max(1, min(1024, RECORDED // max(1, activations)))
-        self.feature_bytes = sum(units.values())
+        self.feature_bytes = sum(self._bytes(index) for index in program.contracted)
         states = max(self.numbers, WIDTH * program.numbers)
         self.work_bytes = self.chunk * activations + 8 * 6 * states
         self.best_tile = 2048
-        self.may_overflow = max(program.bits.values()) >= math.log2(torch.finfo(dtype).max)
-        held = "with powers of two" if program.scaled else f"below 2^{max(program.bits.values()):.0f}"
-        self.methods: tuple[str, ...] = (f"paths: {len(units)} gates, {program.numbers} numbers a pair, {held}",)
+        bits, gates = max(program.bits.values(), default=0.0), len(program.graph.gates())
+        self.may_overflow = bits >= math.log2(torch.finfo(dtype).max)
+        held = "with powers of two" if program.scaled else f"below 2^{bits:.0f}"
+        self.methods: tuple[str, ...] = (f"paths: {gates} gates, {program.numbers} numbers a pair, {held}",)
+
+    def _bytes(self, index: int) -> int:
+        """What the gates, or numbers, of one node take per sample."""
+        axes, shape = self.program.contracted[index], self.program.shapes[index]
+        apart = math.prod(size for axis, size in enumerate(shape) if axis not in axes)
+        places = math.prod(shape[axis] for axis in axes)
+        if isinstance(self.program.graph.nodes[index].operation, Source):
+            return 8 * apart * places
+        return Bits.row_bytes(apart, places, len(axes) < len(shape), self.device.type)
 
     def features(self, x: Inputs) -> Features:
         parts: dict[int, list[Any]] = {index: [] for index in self.program.contracted}
@@ -104,8 +114,9 @@ class OverlapKernel:
         for rows, columns in tiles(out.shape[0], out.shape[1], height, width, symmetric=same):
             tile = out[rows, columns]
             tile.copy_(self._numbers(partial(self._pairs, _part(a, rows), _part(b, columns))))
-            if same and columns != rows:
-                out[columns, rows] = tile.T
+            beyond = slice(max(columns.start, rows.stop), columns.stop)
+            if same and beyond.start < beyond.stop:
+                out[beyond, rows] = out[rows, beyond].T
 
     def diagonal(self, x: Inputs) -> Float[Tensor, " n"]:
         """Paths of single inputs: pairs with an input on which everything is open."""

@@ -10,8 +10,7 @@ exact by definition.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,42 +18,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import (
-    Inputs,
-    Tap,
-    calls_by_module,
-    channels_last,
-    check_inputs,
-    evaluating,
-    forward,
-    gradients,
-    requiring,
-    rows_by_sample,
-    samples,
-    take,
-    twice,
-)
-from unlazy.kernels.capture import call as call_model
-from unlazy.kernels.gram import Plan, Progress, gram, parse_memory, plan_gram
-from unlazy.kernels.layers import Call, Factors, Positions, Rows, Share, constant, linear, rule_for, sum_of
-from unlazy.kernels.pairs import Bench, add_full, add_trace, explicit_rows, own_block
-from unlazy.kernels.selection import Outputs, direct_names, output_directions, own_parameters, select_parameters
+from unlazy.kernels.capture import Inputs, samples, take
+from unlazy.kernels.engine import RulesBroke, TangentKernel
+from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
+from unlazy.kernels.layers import sum_of
+from unlazy.kernels.pairs import explicit_rows, own_block
+from unlazy.kernels.selection import Outputs, direct_names
 from unlazy.kernels.stacks import stack_tangent_kernel
-from unlazy.kernels.windows import Windows
 from unlazy.models.net import GatedNet
-from unlazy.runtime import Unsupported, require
+from unlazy.runtime import require
 
 Result = TypeVar("Result")
-CHECKED_SAMPLES = 2
-CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
-# For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
-WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**28, 2**32, 0.25, 8
-FORMS = {
-    Factors: "outer products, never formed",
-    Positions: "position by position",
-    Windows: "explicit gradients, one filter tap at a time",
-    Rows: "explicit gradients",
-}
 PRECISIONS = ("float32", "float64", "bfloat16")
 
 
@@ -111,12 +85,8 @@ def _with_fallback(compute: Callable[[str], Result], method: str) -> Result:
     """Try the rules; where calls turn out not to line up with the samples, take the general path for everything."""
     try:
         return compute(method)
-    except _RulesBroke:
+    except RulesBroke:
         return compute("loop")
-
-
-class _RulesBroke(Exception):  # noqa: N818
-    """A layer was called with something other than one entry per sample, or not by every sample."""
 
 
 def tangent_diagonal(
@@ -173,272 +143,6 @@ def plan_tangent(
     return _with_fallback(compute, method)
 
 
-class TangentKernel:
-    """The tangent kernel of one module, ready for the Gram engine."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Inputs,
-        x2: Inputs | None = None,
-        *,
-        outputs: Outputs = "trace",
-        parameters: str | Sequence[str] = "trainable",
-        method: str = "auto",
-        surrogate: bool = False,
-        memory: str | int | None = None,
-    ) -> None:
-        require(method in ("auto", "loop"), f"method must be 'auto' or 'loop', got {method!r}.")
-        for data in (x, x2):
-            if data is not None:
-                check_inputs(data)
-        self.chosen = select_parameters(model, parameters)
-        exact = isinstance(model, GatedNet) and not surrogate and not model.exact_gates()
-        self.model: nn.Module = model.hard() if exact else model  # type: ignore[operator]
-        probes = [_ends(data) for data in (x, x2) if data is not None]
-        with evaluating(self.model), torch.no_grad():
-            out = call_model(self.model, probes[0])
-            alone = call_model(self.model, take(x, slice(0, 1)))
-        self.dtype, self.device = out.dtype, out.device
-        self.directions, pairing = output_directions(outputs, out)
-        self.tail: tuple[int, ...] = (len(self.directions),) * 2 if pairing == "full" else ()
-        self._check_samples_apart(out[:1], alone)
-        self.fast = self._candidates() if method == "auto" else {}
-        self.idle: set[nn.Module] = set()
-        self.forms: dict[nn.Module, str] = {}
-        self.chunk, self.rough, self.plain_layout = 1, False, False
-        self.bench = Bench()
-        with self.ready():
-            for probe in probes:
-                self._check_rules(probe)
-            self.feature_bytes, work = self._costs(probes[0])
-        most = max(samples(x), 0 if x2 is None else samples(x2))
-        on_device = self.device.type == "cuda"
-        wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
-        room = int(WORK_SHARE * parse_memory(memory, self.device))
-        self.chunk = max(1, min(1024, most, wanted, room // max(1, work)))
-        self.work_bytes = max(work * self.chunk, _bytes(self.chosen.values()))  # the check holds one gradient
-        self.best_tile = 4096 if on_device else 256 if len(self.directions) > 1 and not self.tail else 512
-        self.methods = self._describe()
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        """Evaluation mode, and weights as constants."""
-        with evaluating(self.model), requiring([], list(self.model.parameters())):
-            yield
-
-    def features(self, x: Inputs) -> list[Share]:
-        """Shares of all chosen parameters, made ``chunk`` samples at a time into tensors of the whole size; fixed order."""
-        n = samples(x)
-        held: list[Share] = []
-        for start in range(0, n, self.chunk):
-            part = slice(start, min(start + self.chunk, n))
-            for number, share in enumerate(self._shares(take(x, part))):
-                explicit = isinstance(share, Windows) and share.rows_are_small()
-                if start == 0:
-                    held.append(_room(share, n, explicit=explicit, whole=part.stop == n))
-                if explicit:
-                    assert isinstance(share, Windows)
-                    share.write_rows(held[number].tensors()[0][part])
-                elif share is not held[number]:
-                    for room, tensor in zip(held[number].tensors(), share.tensors(), strict=True):
-                        room[part] = tensor
-        return held
-
-    def block(self, out: Tensor, a: list[Share], b: list[Share], *, same: bool) -> None:
-        with _gram_precision(self.rough):
-            if self.tail:
-                add_full(out, a, b, self.bench, same=same)
-            else:
-                add_trace(out, a, b, self.bench)
-        if same:  # products of a matrix with its transpose are symmetric only up to rounding
-            for square in out.diagonal(dim1=0, dim2=1).movedim(-1, 0) if self.tail else [out]:
-                square.copy_(square.triu() + square.triu(1).T)
-
-    # --- how ---------------------------------------------------------------------------------------------
-
-    def _candidates(self) -> dict[nn.Module, tuple[bool, bool]]:
-        """Modules with a rule whose parameters are all their own: (weight chosen, bias chosen)."""
-        owners: dict[int, int] = {}
-        for module in self.model.modules():
-            for parameter in module.parameters(recurse=False):
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-        wanted = {id(parameter) for parameter in self.chosen.values()}
-        found = {}
-        for module in self.model.modules():
-            own = dict(module.named_parameters(recurse=False))
-            plain = set(own) <= {"weight", "bias"} and all(owners[id(p)] == 1 for p in own.values())
-            weight, bias = (name in own and id(own[name]) in wanted for name in ("weight", "bias"))
-            if plain and (weight or bias) and rule_for(module) is not None:
-                found[module] = (weight, bias)
-        return found
-
-    def _check_samples_apart(self, together: Tensor, alone: Tensor) -> None:
-        scale = float(alone.abs().max()) + 1e-30
-        if float((together - alone).abs().max()) > 1e3 * torch.finfo(alone.dtype).eps * max(scale, 1.0):
-            raise Unsupported(
-                type(self.model).__name__,
-                "the output for a sample depends on the other samples of the batch",
-                "The tangent kernel is defined on batches of one; take the mixing layer out, or wrap the model.",
-            )
-
-    def _check_rules(self, probe: Inputs) -> None:
-        """Compare every rule with single samples' own gradients; what disagrees goes the general way.
-
-        For random weights c on two samples, one backward pass gives |sum c_i grad f(x_i)|^2 of every module, which must be the
-        rule's sum c_i c_j K_ij.
-        """
-        random = torch.Generator().manual_seed(0)
-        keep, pair = self.directions, [0, samples(probe) - 1]
-        self.directions = torch.randn(1, keep.shape[1], generator=random, dtype=torch.float64).to(keep)
-        weights = torch.randn(2, generator=random, dtype=torch.float64).to(keep)
-        self.chunk = samples(probe)
-        try:
-            by_module = self._calls(probe, demote=True)
-            owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
-            exact = self._combined_gradients(probe, pair, weights, owned)
-            for module in owned:
-                block = torch.zeros(samples(probe), samples(probe), dtype=self.dtype, device=self.device)
-                shares = self._apply(module, by_module[module]) if module in by_module else []
-                if shares:
-                    held = [_explicit(share) for share in shares]
-                    add_trace(block, held, held, self.bench)
-                rule = float(weights @ block[pair][:, pair] @ weights)
-                size = float(weights.square() @ block.diagonal()[pair].abs())  # the sum may cancel
-                tolerance = CHECK_TOLERANCE.get(self.dtype, 0.05) * max(exact[module], size)
-                if shares is None or not abs(rule - exact[module]) <= tolerance:
-                    del self.fast[module]
-                elif module not in by_module:
-                    self.idle.add(module)
-                elif module in self.idle:  # called by some samples, not by others
-                    del self.fast[module]
-                    self.idle.discard(module)
-        finally:
-            self.directions = keep
-
-    def _combined_gradients(
-        self, probe: Inputs, pair: list[int], weights: Tensor, owned: dict[nn.Module, list[nn.Parameter]]
-    ) -> dict[nn.Module, float]:
-        """|sum_i c_i grad f(x_i)|^2 over each module's parameters, every sample in a batch of its own."""
-        every = [parameter for parameters in owned.values() for parameter in parameters]
-        if not every:
-            return {}
-        with requiring(every, []), torch.enable_grad():
-            outs = [call_model(self.model, take(probe, slice(i, i + 1)))[0] @ self.directions[0] for i in pair]
-            total = torch.stack(outs) @ weights
-            found: Sequence[Tensor | None] = [None] * len(every)
-            if total.requires_grad:
-                found = torch.autograd.grad(total, every, allow_unused=True)
-        squares = iter([0.0 if gradient is None else float(gradient.square().sum()) for gradient in found])
-        return {module: sum(next(squares) for _ in parameters) for module, parameters in owned.items()}
-
-    def _costs(self, few: Inputs) -> tuple[int, int]:
-        """Bytes per sample: of the features, and of what is held while they are made."""
-        n = samples(few)
-        self.chunk = n
-        held = sum(_bytes(share.tensors()) for share in self.features(few)) // n
-        _, taps = self._forward(few)
-        touched = _bytes([tap.output for tap in taps]) // n
-        for module, calls in self._calls(few, demote=False).items():
-            shares = self._apply(module, calls) or []
-            self.forms[module] = FORMS[type(_explicit(shares[0]))] if shares else "none"
-        rest = _bytes(self._rest()) * len(self.directions)
-        return held, (2 * len(self.directions) + 3) * touched + rest  # gradients, and a copy in another order
-
-    def _describe(self) -> tuple[str, ...]:
-        names = {module: name for name, module in self.model.named_modules()}
-        lines = [
-            f"{names[module] or 'model'} ({type(module).__name__}): {self.forms.get(module, 'unused')}"
-            for module in self.fast
-        ]
-        rest = [name for name, parameter in self.chosen.items() if id(parameter) in {id(p) for p in self._rest()}]
-        return tuple(lines + [f"{name}: one backward pass per sample" for name in rest] + ["mode: eval"])
-
-    # --- what --------------------------------------------------------------------------------------------
-
-    def _rest(self) -> list[nn.Parameter]:
-        served = {id(p) for module, picked in self.fast.items() for p in own_parameters(module, picked)}
-        return [parameter for parameter in self.chosen.values() if id(parameter) not in served]
-
-    def _forward(self, x: Inputs) -> tuple[Tensor, list[Tap]]:
-        """With channels innermost, unless the model needs the plain layout (it may ask for views)."""
-        if not self.plain_layout:
-            try:
-                return forward(self.model, channels_last(x), set(self.fast))
-            except RuntimeError as error:
-                if "view" not in str(error):
-                    raise
-                self.plain_layout = True
-        return forward(self.model, x, set(self.fast))
-
-    def _calls(self, x: Inputs, *, demote: bool) -> dict[nn.Module, list[Call]]:
-        """The calls of each fast module. Calls that do not have one entry per sample spoil it: demote it, or stop."""
-        out, taps = self._forward(x)
-        n = samples(x)
-        crooked = {tap.module for tap in taps if len(tap.input) != n or len(tap.output) != n}
-        if crooked and not demote:
-            raise _RulesBroke
-        for module in crooked:
-            del self.fast[module]
-        taps = [tap for tap in taps if tap.module not in crooked]
-        batched = all(rule_for(module) in (linear, constant) for module in self.fast)
-        return calls_by_module(taps, gradients(out, taps, self.directions, batched=batched))
-
-    def _apply(self, module: nn.Module, calls: list[Call]) -> list[Share] | None:
-        """The shares of a module; ``None`` where its rule does not fit the calls."""
-        rule = rule_for(module)
-        assert rule is not None
-        try:
-            with torch.no_grad():
-                return rule(calls, *self.fast[module])
-        except (RuntimeError, ValueError, IndexError):
-            return None
-
-    def _shares(self, x: Inputs) -> list[Share]:
-        shares: list[Share] = []
-        by_module = self._calls(x, demote=False) if self.fast else {}
-        for module in self.fast:
-            if (module in by_module) == (module in self.idle):
-                raise _RulesBroke  # used by other samples than those it was checked on
-            if module in by_module:
-                found = self._apply(module, by_module[module])
-                if found is None:
-                    raise _RulesBroke
-                shares += found
-        rest = self._rest()
-        if rest or not shares:
-            rows = rows_by_sample(self.model, x, rest, self.directions) if rest else None
-            zero = torch.zeros(samples(x), len(self.directions), 1, dtype=self.dtype, device=self.device)
-            shares.append(Rows(zero if rows is None else rows))
-        return shares
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _explicit(share: Share) -> Share:
-    """The form in which a share is held: rows, where these are small."""
-    return Rows(share.rows()) if isinstance(share, Windows) and share.rows_are_small() else share
-
-
-def _room(share: Share, n: int, *, explicit: bool, whole: bool) -> Share:
-    """Where the features of ``n`` samples go; the share itself where it holds them all."""
-    if explicit:
-        assert isinstance(share, Windows)
-        return Rows(share.inputs[0].new_empty(n, *share.row_shape))
-    if whole:
-        return share
-    return share.with_tensors([_longer(tensor, n) for tensor in share.tensors()])
-
-
-def _longer(tensor: Tensor, n: int) -> Tensor:
-    """An empty tensor for ``n`` samples in the same layout (channels may be innermost)."""
-    order = sorted(range(1, tensor.ndim), key=tensor.stride, reverse=True)
-    made = tensor.new_empty(n, *(tensor.shape[axis] for axis in order))
-    return made.permute(0, *(1 + order.index(axis) for axis in range(1, tensor.ndim)))
-
-
 def tangent_features(
     model: nn.Module, x: Inputs, *, parameters: str | Sequence[str] = "trainable", method: str = "auto"
 ) -> Float[Tensor, "n o p"]:
@@ -450,15 +154,6 @@ def tangent_features(
             return torch.cat(explicit_rows(kernel.features(x)), dim=-1)
 
     return _with_fallback(compute, method)
-
-
-def _ends(x: Inputs) -> Inputs:
-    """A few samples from the start and from the end of the data; a lone sample twice."""
-    n = samples(x)
-    if n <= CHECKED_SAMPLES:
-        return twice(x)
-    first, last = take(x, slice(0, CHECKED_SAMPLES)), take(x, slice(max(CHECKED_SAMPLES, n - CHECKED_SAMPLES), n))
-    return pytree.tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, last)
 
 
 # --- precision -----------------------------------------------------------------------------------------------
@@ -478,14 +173,3 @@ def _in_precision(
     if any(p.is_floating_point() and p.dtype != dtype for p in model.parameters()):
         model = copy.deepcopy(model).to(dtype)
     return model, pytree.tree_map(convert, x), None if x2 is None else pytree.tree_map(convert, x2)
-
-
-@contextmanager
-def _gram_precision(rough: bool) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    if rough:
-        torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -25,6 +25,8 @@ from unlazy.runtime import require, stream
 
 Inputs = Float[Tensor, "n d"]
 Labels = Float[Tensor, " n"]
+BLOCK = 2048
+"""Rows taken at a time: their neurons stay in the processor's cache."""
 
 
 def smoothed_neuron(z: Float[Tensor, "*shape"], noise: float) -> Float[Tensor, "*shape"]:
@@ -50,14 +52,11 @@ def _softened(u: Tensor, noise: float) -> Tensor:
 
 @dataclass(frozen=True)
 class TruncatedNet:
-    """2m neurons; neuron m + i starts as the mirror image of neuron i."""
+    """Neurons w_i, b_i with outer weights a_i; at the start the second half of them mirrors the first."""
 
     w: Float[Tensor, "units d"]
     b: Float[Tensor, " units"]
     a: Float[Tensor, " units"]
-
-    def __post_init__(self) -> None:
-        require(self.w.shape[0] % 2 == 0, f"neurons come in mirrored pairs, got {self.w.shape[0]} of them.")
 
     @property
     def units(self) -> int:
@@ -70,8 +69,7 @@ class TruncatedNet:
     def before(self, x: Inputs) -> Float[Tensor, "n units"]:
         """<w_i, x> + b_i. Mirrored halves are computed alike, so equal weights give equal bits."""
         half = self.units // 2
-        parts = ((self.w[:half].clone(), self.b[:half]), (self.w[half:].clone(), self.b[half:]))
-        return torch.cat([x @ w.T + b for w, b in parts], dim=1)
+        return torch.cat([x @ w.clone().T for w in self.w.split(max(half, 1))], dim=1) + self.b
 
     def neurons(self, x: Inputs, noise: float = 0.0) -> Float[Tensor, "n units"]:
         """What each neuron says, smoothed or not."""
@@ -85,7 +83,7 @@ class TruncatedNet:
         """g from what the neurons say."""
         half = self.units // 2
         parts = neurons * self.a
-        return (parts[:, :half] + parts[:, half:]).sum(1)
+        return (parts[:, :half] + parts[:, half : 2 * half]).sum(1) + parts[:, 2 * half :].sum(1)
 
 
 def mirrored_start(
@@ -129,14 +127,27 @@ def hinge_loss(net: TruncatedNet, x: Inputs, y: Labels, weights: Labels, noise: 
 
 def gradients(net: TruncatedNet, x: Inputs, y: Labels, weights: Labels, noise: float = 0.0) -> Gradients:
     """Exact derivatives of the mean hinge loss; a row exactly on the margin counts as right."""
+    sums = [torch.zeros_like(net.w), torch.zeros_like(net.b), torch.zeros_like(net.a)]
+    loss = 0.0
+    for rows in zip(x.split(BLOCK), y.split(BLOCK), weights.split(BLOCK), strict=True):
+        *parts, part_loss = _block_sums(net, *rows, noise)
+        for total, part in zip(sums, parts, strict=True):
+            total += part
+        loss += part_loss
+    w, b, a = sums
+    return Gradients(net.a[:, None] * w, net.a * b, a, loss)
+
+
+def _block_sums(
+    net: TruncatedNet, x: Inputs, y: Labels, weights: Labels, noise: float
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Sums of pull x slope x input, pull x slope, pull x neuron, and loss over some rows."""
     z = net.before(x)
     neurons = smoothed_neuron(z, noise)
     margin = 1 - y * net.read(neurons)
     pull = torch.where(margin > 0, -y * weights, torch.zeros_like(y))
     slopes = smoothed_slope(z, noise) * pull[:, None]
-    return Gradients(
-        net.a[:, None] * (slopes.T @ x), net.a * slopes.sum(0), neurons.T @ pull, float(weights @ margin.clamp_min(0))
-    )
+    return slopes.T @ x, slopes.sum(0), neurons.T @ pull, float(weights @ margin.clamp_min(0))
 
 
 # --- the three-phase schedule ------------------------------------------------------------------------

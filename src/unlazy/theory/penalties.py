@@ -12,6 +12,7 @@ factor stretches until its marginal cost z omega'(z) reaches the price, and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,8 @@ from torch import Tensor
 
 from unlazy.runtime import InputError, require
 
-HALVINGS = 110  # a bracket of any two numbers of float64 shrinks to neighbours
+HALVINGS = 64  # brackets, all under 100 wide in logarithms, shrink to rounding
+NEWTON_STEPS = 16
 LARGEST_LOG_STRETCH = 40.0  # e^40: beyond it nothing is left to gain
 SMALLEST = 1e-100  # stands for 0 where a logarithm is taken
 GRID = 4001
@@ -88,7 +90,19 @@ class Power:
             return price.clamp(min=1)
         if self.exponent == 2:
             return 0.5 + 0.5 * (1 + 2 * price).sqrt()
-        return _reach_by_halving(lambda z: self.exponent * z * (z - 1) ** (self.exponent - 1), price)
+        if self.exponent > 1:
+            return 1 + self._log_excess(price.clamp(min=SMALLEST).log()).exp()
+        raise InputError(f"penalty {self.name} is not convex in log z: its marginal cost has no inverse.")
+
+    def _log_excess(self, log_price: Tensor) -> Tensor:
+        """t = log(z - 1), the root of log r + log(1 + e^t) + (r - 1) t = log price: convex in t, Newton comes from the right."""
+        t = (log_price - math.log(self.exponent)) / (self.exponent - 1)
+        for _ in range(NEWTON_STEPS):
+            excess = (
+                math.log(self.exponent) + torch.logaddexp(t, torch.zeros_like(t)) + (self.exponent - 1) * t - log_price
+            )
+            t = t - excess / (torch.sigmoid(t) + self.exponent - 1)
+        return t
 
 
 @dataclass(frozen=True)
@@ -221,7 +235,7 @@ def effective_penalty(penalty: Penalty, v: Values) -> Values:
     >>> round(float(effective_penalty(Power(2), torch.tensor(1.0, dtype=torch.float64))), 5)
     0.6695
     """
-    return _Effective.apply(v, penalty)  # type: ignore[no-any-return]
+    return _Effective.apply(v, penalty)
 
 
 def effective_slope(penalty: Penalty, v: Values) -> Values:

@@ -74,11 +74,12 @@ def _f1(table: Table) -> Row:
         if arm == "pwc-hard":
             controls += _shares(table, preset, width, high)
     why = (
-        "At 48 half cycles the fast half is not learned at all, at any width. It is no failure of DLGNs in particular: ReLU nets "
-        "of the same width follow no faster targets, and often only slower ones. Nor is it mainly a matter of capacity: as many "
-        "half-spaces, placed at best, would leave at most an eighth of that loss (a third at width 8 without biases). The "
-        "half-spaces stand in the wrong places and, in wide nets, the experts also fall short of what their cells allow. The loss "
-        "hardly fell in the second half of training; much longer training was not tried."
+        "At 48 half cycles little or nothing of the fast half is learned, at any width. It is no failure of DLGNs in "
+        "particular: ReLU nets of the same width follow no faster targets, and often only slower ones. Nor is it mainly "
+        "a matter of capacity: as many half-spaces, placed at best, would leave at most an eighth of that loss (a third "
+        "at width 8 without biases). The half-spaces stand in the wrong places and, in wide nets, the experts also fall "
+        "short of what their cells allow. The loss fell by less than a fifth in the second half of training; much "
+        "longer training was not tried."
     )
     return _row(table, "F1", parts, "frequency", why, controls)
 
@@ -142,10 +143,10 @@ def _f2(table: Table) -> Row:
                     hard = numbers(values["test_hard_gates"])[place]
                     controls.append(summary(f"{name}: test accuracy with hard gates", hard))
     why = (
-        "With inputs of -1 and 1 and 4000 samples DLGNs learn the exclusive-or of up to five of twenty inputs, and so do ReLU nets; "
-        "with 1000 samples DLGNs with constant experts learn that of four, ReLU nets mostly do not. With normal inputs DLGNs "
-        "learn three, while four and five stay at chance, for ReLU nets, quadratic gates and the forest alike although the networks "
-        "fit their training samples: where DLGNs fail, all the others fail too."
+        "With inputs of -1 and 1 and 4000 samples DLGNs learn the exclusive-or of up to five of twenty inputs, and so "
+        "do ReLU nets; with 1000 samples DLGNs with constant experts learn that of four, ReLU nets mostly do not. With "
+        "normal inputs DLGNs learn three, while four and five stay at chance, for ReLU nets, quadratic gates and the "
+        "forest alike although the networks fit their training samples: where DLGNs fail, all the others fail too."
     )
     return _row(table, "F2", parts, "interactions", why, controls)
 
@@ -178,9 +179,10 @@ def _f3(table: Table) -> Row:
                 controls.append(summary(f"{name}: test accuracy, n = {few}", test[0]))
                 controls.append(summary(f"{name}: test accuracy, n = {many}", test[-1]))
     why = (
-        "True, and no failure of DLGNs in particular: ReLU nets of the same layout have the same gap to within a few points, at "
-        "every size. On digits the training sets are fitted at every size, so the gap closes because test accuracy rises. With 5000 "
-        "images of Fashion-MNIST the networks reach 0.91 to 0.96 on their training images in twenty epochs, which closes a part of it."
+        "True, and no failure of DLGNs in particular: ReLU nets of the same layout have the same gap to within a few "
+        "points, at every size. On digits the training sets are fitted at every size, so the gap closes because test "
+        "accuracy rises. With 5000 images of Fashion-MNIST the networks reach 0.91 to 0.96 on their training images in "
+        "twenty epochs, which closes a part of it."
     )
     return _row(table, "F3", parts, "small_data", why, controls)
 

@@ -20,13 +20,13 @@ from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.failures.settings import SmallData, classifier
 from unlazy.studies.halfspace.failures.trainings import (
+    ACCURACIES,
     Training,
     accuracy_on_test_data,
     accuracy_on_training_data,
     last,
     plain,
 )
-from unlazy.studies.halfspace.failures.xor import ACCURACIES
 from unlazy.training.ensemble import Member
 from unlazy.training.fit import Recipe
 

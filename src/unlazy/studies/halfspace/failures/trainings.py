@@ -22,6 +22,7 @@ from unlazy.training.sweep import sweep
 
 Progress = Callable[[int, int], None]
 Numbers = Mapping[str, NDArray[Any]]
+ACCURACIES = ("train_as_trained", "train_hard_gates", "test_as_trained", "test_hard_gates")
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,14 @@ def train_all(
     """Train (or go on training, or just open) every stack; ``progress(done, total)`` counts finished ones."""
     folders = {training.key: training.folder(root) for training in trainings}
     require(len(folders) == len(trainings), "two trainings have the same key.")
+    done: set[Path] = set()
 
     def finished(folder: Path) -> bool:
         return (folder / "status.json").exists() and Run(folder).status()["state"] == "finished"
 
     def tick() -> None:
-        progress(sum(finished(folder) for folder in folders.values()), len(trainings))
+        done.update(folder for folder in folders.values() if folder not in done and finished(folder))
+        progress(len(done), len(trainings))
 
     sweep(Training.train, [(training, root, study, scale) for training in trainings], workers, tick)
     return {key: Run(folder) for key, folder in folders.items()}

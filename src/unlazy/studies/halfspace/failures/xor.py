@@ -15,6 +15,7 @@ from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.failures.settings import FOREST, Interactions, classifier
 from unlazy.studies.halfspace.failures.trainings import (
+    ACCURACIES,
     Training,
     accuracy_on_test_data,
     accuracy_on_training_data,
@@ -24,8 +25,6 @@ from unlazy.studies.halfspace.failures.trainings import (
 )
 from unlazy.training.ensemble import Member
 from unlazy.training.fit import Recipe
-
-ACCURACIES = ("train_as_trained", "train_hard_gates", "test_as_trained", "test_hard_gates")
 
 
 def trainings(settings: Interactions) -> list[Training]:

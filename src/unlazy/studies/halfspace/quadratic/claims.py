@@ -15,11 +15,11 @@ from unlazy.studies.halfspace.quadratic.settings import GATINGS, RULES, Pictures
 
 Table = Mapping[str, Any]
 WHY = (
-    "On the circle quadratic gates mostly reach a lower loss (by a factor of about one and a half in the median), except as "
-    "trained hard gates on the pilot's target; on digits they gain a point or less, not in nine of ten seeds. On relabelled "
-    "Fashion-MNIST they lose about four points in every seed: a square in 784 inputs is so dear that the net has 21 units a layer "
-    "instead of 64, and it fits its training images less well too. The pilot's preset has no biases, but the offset that belongs "
-    "to a quadratic gate is one."
+    "On the circle quadratic gates mostly reach a lower loss (by a factor of about one and a half in the median), "
+    "except as trained hard gates on the pilot's target; on digits they gain about a point or less, and not in nine of "
+    "ten seeds. On relabelled Fashion-MNIST they lose about four points in every seed: a square in 784 inputs is so "
+    "dear that the net has 21 units a layer instead of 64, and it fits its training images less well too. The pilot's "
+    "preset has no biases, but the offset that belongs to a quadratic gate is one."
 )
 
 

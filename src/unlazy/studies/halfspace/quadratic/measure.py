@@ -29,6 +29,7 @@ from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import PRESETS
 from unlazy.studies.halfspace.failures.trainings import (
+    ACCURACIES,
     Training,
     accuracy_on_test_data,
     accuracy_on_training_data,
@@ -47,7 +48,6 @@ from unlazy.studies.halfspace.quadratic.settings import (
 )
 
 KERNEL_EPOCHS = (0, 1, 3, 10, 30, 100)
-HOW = ("as_trained", "hard_gates")
 
 
 def left_out(settings: Settings) -> dict[str, str]:
@@ -152,7 +152,7 @@ def _circle_values(run: Run) -> dict[str, NDArray[np.float64]]:
 
 
 def _picture_values(run: Run) -> dict[str, NDArray[np.float64]]:
-    return {f"{split}_{how}": last(run, f"{split}_{how}") for split in ("train", "test") for how in HOW}
+    return {name: last(run, name) for name in ACCURACIES}
 
 
 def _dynamics(run: Run, unit: int) -> dict[str, Any]:

@@ -16,12 +16,13 @@ from unlazy.studies.halfspace.swap.settings import FROZEN, TRAINED
 
 Table = Mapping[str, Any]
 WHY = (
-    "The loss follows and the paths do not. The new slow half is fitted within a few epochs, and most networks with trained "
-    "gates come back to their old loss (the pilot's ReLU nets do not; from a fresh start they would). But the active paths go on "
-    "favouring the half that was slow at first, in nearly every ReLU net and every network with soft gates; networks that see "
-    "the swapped target from the start favour its slow half as clearly. The preference is made in the first epochs and then "
-    "stays. Frozen gates come back to their own level in three to five of ten seeds, at the author's beta 4 in all of them: "
-    "that level is far above what trained gates reach, so coming back to it is no feat."
+    "The loss follows and the paths do not. The new slow half is fitted within a few epochs, and most networks with "
+    "trained gates come back to their old loss (the pilot's ReLU nets do not, and end up worse than from a fresh "
+    "start). But the active paths go on favouring the half that was slow at first, in nearly every ReLU net and nearly "
+    "every network with soft gates, while networks that see the swapped target from the start favour its slow half as "
+    "clearly: the preference is made in the first epochs and then stays. Frozen gates come back to their own level in "
+    "three to five of ten seeds, at the author's beta 4 in all of them; that level is far above what trained gates "
+    "reach, so coming back to it is no feat."
 )
 
 

@@ -1,0 +1,74 @@
+"""Batch-norm folded into convolutions, and the half-spaces of convolutional gates as images.
+
+In evaluation mode batch-norm is g (h - m) / sqrt(v + eps) + b with fixed numbers, so it joins the convolution before it exactly.
+What is left of the gating branch is a stack of affine maps: every gate (channel, row, column) is a half-space
+{x : <normal, x> + offset >= 0} of image space.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unlazy.models.conv import ConvLayer, GatedImageNet, require_linear_gates
+from unlazy.runtime import require
+
+Unit = tuple[int, ...]
+
+
+def fold_batch_norm(net: GatedImageNet) -> GatedImageNet:
+    """A copy in evaluation mode whose batch-norms, of both branches, live in its convolutions: the same function."""
+    folded = copy.deepcopy(net).eval()
+    for layer in folded.modules():
+        if not isinstance(layer, ConvLayer):
+            continue
+        layer.conv, layer.norm = _folded(layer.conv, layer.norm), nn.Identity()
+        if isinstance(layer.shortcut, nn.Sequential):
+            conv, norm = layer.shortcut
+            assert isinstance(conv, nn.Conv2d)
+            layer.shortcut = _folded(conv, norm)
+    return folded
+
+
+def half_space_normals(
+    net: GatedImageNet, layer: int, units: Sequence[Unit], size: tuple[int, int] = (32, 32)
+) -> tuple[Float[Tensor, "k c h w"], Float[Tensor, "k"]]:
+    """Normals as images, and offsets, of gates of one layer on pictures of ``size``, in evaluation mode.
+
+    Unit ``(channel, row, column)`` is open where <normal, x> + offset >= 0.
+    """
+    require_linear_gates(net)
+    require(0 <= layer < net.depth, f"there are gated layers 0 to {net.depth - 1}, got {layer}.")
+    require(len(units) > 0, "give at least one unit.")
+    folded = fold_batch_norm(net)
+    some = next(folded.gate_layers.parameters())
+    start = torch.zeros(len(units), net.settings.channels, *size, dtype=some.dtype, device=some.device)
+    start.requires_grad_()
+    q = folded.pre_activations(start)[layer]
+    shape = tuple(q.shape[1:])
+    for unit in units:
+        inside = len(unit) == len(shape) and all(0 <= i < n for i, n in zip(unit, shape, strict=True))
+        require(inside, f"layer {layer} has units of shape {shape}, got {unit}.")
+    offsets = torch.stack(
+        [q[(row, *unit)] for row, unit in enumerate(units)]
+    )  # every row its own copy of the zero picture
+    (normals,) = torch.autograd.grad(offsets.sum(), start)
+    return normals, offsets.detach()
+
+
+def _folded(conv: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
+    """One convolution that does what the two did in evaluation mode."""
+    if not isinstance(norm, nn.BatchNorm2d):
+        return conv
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+    shift = norm.bias - norm.running_mean * scale
+    with torch.no_grad():
+        conv.weight.mul_(scale[:, None, None, None])
+        conv.bias = nn.Parameter((shift if conv.bias is None else shift + conv.bias * scale).detach())
+    return conv

@@ -1,0 +1,233 @@
+"""Claims C20 to C25 and F5 of the half-space paper, judged on measured cells. Thresholds were fixed before the runs.
+
+They count only at the paper's size: all of CIFAR. Networks are compared where they share data, layout, recipe, epochs and seed.
+The paper's gated networks are soft, so these are judged; the same networks with hard gates, and those trained with hard gates, are
+the controls. Accuracies are those after the last epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.studies.halfspace.tables.settings import MODELS
+
+FULL_SIZE = 50_000
+ABOUT_A_POINT = 1.5  # C20, C22, C25: "about one point", read as up to one and a half
+FAR_BEHIND = 10.0  # C21, C23: points; the paper's deep linear network is 31 behind
+FIVE_TO_SIX = (3.5, 7.5)  # C24: "about five to six points", read as one and a half more or less
+GATED = ("relu", "dlgn", "pwc")
+FIGURE_OF = {"table1": "table1_accuracies", "table2": "table2_accuracies"}
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The cells of one table, with short ways to ask for numbers."""
+
+    results: Mapping[str, Any]
+
+    def judged(self) -> bool:
+        """Whether these results have the size that the claims speak of."""
+        settings = self.results["settings"]
+        real = all(str(name).startswith("cifar") for name in settings["data"])
+        return self.results["scale"] == "paper" and settings["images"] == FULL_SIZE and real
+
+    def cells(
+        self, data: str, layout: str, model: str, recipe: str = "main"
+    ) -> dict[tuple[int, int], Mapping[str, Any]]:
+        """Cells by (epochs, seed)."""
+        wanted = {"data": data, "layout": layout, "model": model, "recipe": recipe}
+        return {
+            (cell["epochs"], cell["seed"]): cell
+            for cell in self.results["cells"]
+            if all(cell[name] == value for name, value in wanted.items())
+        }
+
+    def together(
+        self, models: Sequence[str], name: str, *, data: str = "cifar-10", layout: str = "conv", recipe: str = "main"
+    ) -> Array:
+        """``[models, seeds]``: a number of every model at the longest training that all of them had, where they share seeds.
+
+        Linear models are not trained by epochs and go with any. One column of nan where nothing is there.
+        """
+        found = [self.cells(data, layout, model, recipe) for model in models]
+        trained = [set(cells) for cells in found if any(epochs > 0 for epochs, _ in cells)]
+        shared = set.intersection(*trained) if trained and all(found) else set()
+        columns = []
+        for epochs, seed in sorted(shared):
+            if epochs != max(length for length, _ in shared):
+                continue
+            column = [cells.get((epochs, seed), cells.get((0, seed))) for cells in found]
+            if all(cell is not None and cell.get(name) is not None for cell in column):
+                columns.append([float(cell[name]) for cell in column if cell is not None])
+        return np.array(columns).T if columns else np.full((len(models), 1), np.nan)
+
+    def percent(self, models: Sequence[str], name: str = "test_as_trained", **place: str) -> Array:
+        """The same for accuracies, in percent."""
+        return 100 * self.together(models, name, **place)
+
+
+def claims(results: Mapping[str, Any]) -> list[Row]:
+    """One row per claim of this table, from the measured cells alone."""
+    table = Table(results)
+    judges = (_c20, _c21, _c22, _c23, _c25, _f5) if results["study"] == "table1" else (_c24,)
+    return [judge(table) for judge in judges]
+
+
+def _row(table: Table, claim: str, parts: list[Part], why: str, controls: list[Row]) -> Row:
+    study, scale = table.results["study"], table.results["scale"]
+    return claim_row(
+        claim,
+        parts if table.judged() else [],
+        scale=scale,
+        settings=table.results["settings"],
+        provenance=table.results["provenance"],
+        why=why,
+        controls=controls,
+        figure=f"results/{study}/{scale}/{FIGURE_OF[study]}.png",
+        run=None,
+    )
+
+
+def _said(values: Array, digits: int = 1) -> str:
+    """The median as text."""
+    known = values[np.isfinite(values)]
+    return f"{np.median(known):.{digits}f}" if len(known) else "not measured"
+
+
+def _accuracies(table: Table, models: Sequence[str], **place: str) -> list[Row]:
+    """Train and test accuracy of models, as trained and with hard gates, each by itself."""
+    rows = []
+    where = ", ".join(place.values())
+    for model in models:
+        for name, said in (
+            ("test_as_trained", "test as trained"),
+            ("test_hard_gates", "test with hard gates"),
+            ("train_as_trained", "train as trained"),
+            ("best_test", "test at its best epoch"),
+        ):
+            values = table.percent([model], name, **place)[0]
+            if np.isfinite(values).any():
+                rows.append(summary(f"{MODELS[model]}{', ' + where if where else ''}: {said}", values, "%"))
+    return rows
+
+
+def _c20(table: Table) -> Row:
+    three = table.percent(GATED)
+    parts = [
+        Part("largest difference of the three in test accuracy", "<", ABOUT_A_POINT, "points", np.ptp(three, axis=0))
+    ]
+    hard = table.percent(("dlgn", "pwc"), "test_hard_gates")
+    why = (
+        f"Test accuracy of ReLU, DLGN and DLGN-PWC: {', '.join(_said(row) for row in three)} %. With its gates made hard after "
+        f"training the DLGN has {_said(hard[0])} % and the DLGN-PWC {_said(hard[1])} %."
+    )
+    return _row(table, "C20", parts, why, _accuracies(table, (*GATED, "dlgn-hard", "pwc-hard")))
+
+
+def _c21(table: Table) -> Row:
+    parts = []
+    for model in GATED:
+        other, linear = table.percent((model, "dln"))
+        parts.append(
+            Part(f"{MODELS[model]} above deep linear in test accuracy", ">", FAR_BEHIND, "points", other - linear)
+        )
+    why = f"Test accuracy of the deep linear network: {_said(table.percent(('dln',))[0])} %."
+    return _row(table, "C21", parts, why, _accuracies(table, ("dln",)))
+
+
+def _c22(table: Table) -> Row:
+    relu, dlgn = table.percent(("relu", "dlgn"), "train_as_trained")
+    tests = table.percent(("relu", "dlgn"))
+    parts = [
+        Part("ReLU above DLGN in training accuracy", ">", 0, "points", relu - dlgn),
+        Part("difference of the two in test accuracy", "<", ABOUT_A_POINT, "points", np.abs(tests[0] - tests[1])),
+    ]
+    why = (
+        f"Training accuracy: ReLU {_said(relu)} %, DLGN {_said(dlgn)} %; test accuracy {_said(tests[0])} and {_said(tests[1])} %. "
+        "The paper trained until the training accuracy stood still."
+    )
+    return _row(table, "C22", parts, why, _accuracies(table, ("relu", "dlgn", "pwc")))
+
+
+def _c23(table: Table) -> Row:
+    parts = []
+    for model in GATED:
+        other, linear = table.percent((model, "tangent"))
+        parts.append(
+            Part(f"{MODELS[model]} above the linear model in test accuracy", ">", FAR_BEHIND, "points", other - linear)
+        )
+    why = (
+        f"Test accuracy of ridge least squares on the tangent features of the untrained ReLU network: "
+        f"{_said(table.percent(('relu', 'tangent'))[1])} %; with the trace kernel {_said(table.percent(('relu', 'trace'))[1])} %."
+    )
+    return _row(table, "C23", parts, why, _accuracies(table, ("tangent", "trace")))
+
+
+def _c25(table: Table) -> Row:
+    linear, constant = table.percent(("dlgn", "pwc"))
+    parts = [Part("difference in test accuracy", "<", ABOUT_A_POINT, "points", np.abs(linear - constant))]
+    hard = table.percent(("dlgn-hard", "pwc-hard"))
+    controls = [summary("difference, both trained with hard gates", np.abs(hard[0] - hard[1]), "points")]
+    why = (
+        f"Linear experts {_said(linear)} %, constant experts {_said(constant)} %; trained with hard gates {_said(hard[0])} and "
+        f"{_said(hard[1])} %."
+    )
+    return _row(table, "C25", parts, why, controls)
+
+
+def _f5(table: Table) -> Row:
+    place = {"recipe": "cost"}
+    parts, controls = [], []
+    measures = (
+        ("seconds_per_epoch", "training time", False),
+        ("peak_megabytes", "training memory", False),
+        ("images_per_second", "inference time", True),
+    )
+    for name, said, inverse in measures:
+        relu, dlgn = table.together(("relu", "dlgn"), name, **place)
+        times = relu / dlgn if inverse else dlgn / relu
+        parts.append(Part(f"DLGN over ReLU in {said}", ">", 1, "times", times))
+        for model in ("pwc", "dlgn-hard", "relu-wide"):
+            relu, other = table.together(("relu", model), name, **place)
+            controls.append(
+                summary(f"{MODELS[model]} over ReLU in {said}", relu / other if inverse else other / relu, "times")
+            )
+        controls.append(summary(f"ReLU: {name.replace('_', ' ')}", table.together(("relu",), name, **place)[0]))
+    for model in ("relu", "dlgn", "pwc", "relu-wide"):
+        controls.append(summary(f"{MODELS[model]}: parameters", table.together((model,), "parameters", **place)[0]))
+    ratios = ", ".join(f"{part.name.removeprefix('DLGN over ReLU in ')} {_said(part.values, 2)}" for part in parts)
+    why = f"Times of the ReLU network of the same layout: {ratios}. A ReLU network of equal parameter count is among the controls."
+    return _row(table, "F5", parts, why, controls)
+
+
+def _c24(table: Table) -> Row:
+    parts, controls, said = [], [], []
+    for data in ("cifar-10", "cifar-100"):
+        for layout in ("resnet-34", "resnet-110"):
+            place = {"data": data, "layout": layout}
+            relu, dlgn = table.percent(("relu", "dlgn"), **place)
+            name = f"ReLU above DLGN in test accuracy, {data}, {layout}"
+            parts.append(Part(name, ">", FIVE_TO_SIX[0], "points", relu - dlgn))
+            parts.append(Part(name, "<", FIVE_TO_SIX[1], "points", relu - dlgn))
+            own, after = table.percent(("relu", "dlgn"), "test_hard_gates", **place)
+            controls.append(
+                summary(f"{data}, {layout}: ReLU above soft DLGN made hard after training", own - after, "points")
+            )
+            for model in ("dlgn-hard", "pwc-hard"):
+                top, other = table.percent(("relu", model), **place)
+                controls.append(summary(f"{data}, {layout}: ReLU above {MODELS[model]}", top - other, "points"))
+            for recipe in ("main", "plain"):
+                controls += _accuracies(table, ("relu", "dlgn", "dlgn-hard", "pwc-hard"), **place, recipe=recipe)
+            trained_hard = table.percent(("relu", "dlgn-hard"), **place)[1]
+            said.append(
+                f"{data}, {layout}: ReLU {_said(relu)}, DLGN {_said(dlgn)} ({_said(after)} with hard gates), trained "
+                f"hard {_said(trained_hard)} %"
+            )
+    return _row(table, "C24", parts, "; ".join(said) + ".", controls)

@@ -1,0 +1,99 @@
+"""The accuracy tables as figures: what was measured beside what the paper has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unlazy import plots
+from unlazy.studies.halfspace.tables.claims import FIGURE_OF, Table
+from unlazy.studies.halfspace.tables.settings import MODELS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAPER = {  # test accuracy in percent by (data, layout, model); the paper's gated networks are soft
+    ("cifar-10", "conv", "relu"): 72.17,
+    ("cifar-10", "conv", "dlgn"): 73.2,
+    ("cifar-10", "conv", "pwc"): 72.2,
+    ("cifar-10", "conv", "dln"): 40.79,
+    ("cifar-10", "resnet-34", "relu"): 91.0,
+    ("cifar-10", "resnet-34", "dlgn"): 86.0,
+    ("cifar-10", "resnet-110", "relu"): 94.0,
+    ("cifar-10", "resnet-110", "dlgn"): 89.0,
+    ("cifar-100", "resnet-34", "relu"): 56.68,
+    ("cifar-100", "resnet-34", "dlgn"): 51.6,
+    ("cifar-100", "resnet-110", "relu"): 73.0,
+    ("cifar-100", "resnet-110", "dlgn"): 67.0,
+}
+BARS = (
+    ("train_as_trained", "train", "grey"),
+    ("test_as_trained", "test, as trained", "blue"),
+    ("test_hard_gates", "test, hard gates", "orange"),
+)
+
+
+def draw(results: Mapping[str, Any]) -> dict[str, Figure]:
+    """The figure of a table by file name."""
+    places = sorted({(cell["data"], cell["layout"]) for cell in results["cells"]}, key=_order)
+    with plots.style():
+        return {FIGURE_OF[results["study"]]: accuracies(results, places)}
+
+
+def accuracies(results: Mapping[str, Any], places: Sequence[tuple[str, str]]) -> Figure:
+    """One panel for each data set and layout, bars for models, a diamond where the paper has a number."""
+    models = [model for model in MODELS if any(cell["model"] == model for cell in results["cells"])]
+    models = [model for model in models if model != "relu-wide"]
+    columns = min(2, len(places))
+    figure, axes = plots.grid(-(-len(places) // columns), columns, (max(4.6, 1.0 * len(models)), 3.1), sharey=True)
+    for axis, (data, layout) in zip(axes.flat, places, strict=False):
+        _panel(axis, Table(results), data, layout, models)
+    for axis in axes.flat[len(places) :]:
+        axis.set_axis_off()
+    for row in axes:
+        row[0].set_ylabel("accuracy, %")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    return figure
+
+
+def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str]) -> None:
+    """Bars are medians over seeds, each seed a dot; numbers stand over the bars of test accuracy."""
+    for shift, (name, said, colour) in zip((-0.27, 0.0, 0.27), BARS, strict=True):
+        axis.bar([], [], color=plots.COLOURS[colour], label=said)
+        for place, model in enumerate(models):
+            if name == "test_hard_gates" and model not in ("dlgn", "pwc"):
+                continue  # the same number twice
+            values = table.percent([model], name, data=data, layout=layout)[0]
+            if np.isnan(values).all():
+                continue
+            middle = float(np.median(values))
+            axis.bar(place + shift, middle, 0.25, color=plots.COLOURS[colour])
+            if len(values) > 1:
+                axis.plot([place + shift] * len(values), values, "o", markersize=2, color=plots.COLOURS["black"])
+            axis.text(place + shift, middle + 1.5, f"{middle:.1f}", ha="center", va="bottom", fontsize=6, rotation=90)
+    axis.plot([], [], "D", color=plots.COLOURS["red"], markersize=5, label="the paper, test")
+    for place, model in enumerate(models):
+        if (data, layout, model) in PAPER:
+            axis.plot(
+                place,
+                PAPER[data, layout, model],
+                "D",
+                color=plots.COLOURS["red"],
+                markersize=5,
+                markeredgecolor="white",
+            )
+    axis.set_xticks(range(len(models)), [_wrapped(MODELS[model]) for model in models], fontsize=7)
+    axis.set(ylim=(0, 115), xlim=(-0.6, len(models) - 0.4), title=f"{data}, {layout}")
+    axis.set_yticks(range(0, 101, 20))
+
+
+def _wrapped(text: str) -> str:
+    return text.replace(", ", ",\n").replace("linear model on ", "linear on\n").replace("ridge on the ", "ridge on\n")
+
+
+def _order(place: tuple[str, str]) -> tuple[int, str, str]:
+    data, layout = place
+    return len(data), data, {"resnet-34": "a", "resnet-110": "b"}.get(layout, layout)

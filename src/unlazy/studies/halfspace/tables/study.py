@@ -1,0 +1,126 @@
+"""Both tables end to end: run cells, judge, draw.
+
+The cells of the paper's size want a GPU, judging and drawing do not. Where they are different machines, run
+
+    python -m unlazy.studies.halfspace.tables.study --table 2 --device cuda --data DATA --results RESULTS --seconds 600
+
+on the first as often as you like (it needs neither matplotlib nor the command line's packages, and skips the cells that
+``RESULTS/table2/paper-measured.json`` already has), and bring that file to the results folder of the second: ``reproduce("paper", ...)`` judges
+what is there. Cells that have not been run leave their claims open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unlazy.runtime import InputError, require
+from unlazy.studies.halfspace.tables.claims import claims
+from unlazy.studies.halfspace.tables.figures import draw
+from unlazy.studies.halfspace.tables.settings import SCALES, Settings, available
+from unlazy.studies.halfspace.tables.train import load, run
+from unlazy.studies.registry import check_scale
+from unlazy.studies.results import common_provenance, save, table_of
+
+Progress = Callable[[str, int, int], None]
+
+
+def settings_for(scale: str, table: int, seeds: int | None = None, epochs: int | None = None) -> Settings:
+    """The settings of a scale, with other numbers of seeds or epochs if given; desk makes do with digits."""
+    settings = SCALES[check_scale(scale), table]
+    if scale == "desk":
+        settings = available(settings)
+    if seeds is not None:
+        settings = replace(settings, seeds=seeds)
+    if epochs is not None:
+        require(epochs >= 1, f"epochs must be at least 1, got {epochs}.")
+        settings = replace(settings, epochs=dict.fromkeys(settings.layouts, epochs))
+    return settings
+
+
+def reproduce_table(
+    table: int,
+    scale: str,
+    *,
+    runs: Path,
+    results: Path,
+    seeds: int | None = None,
+    workers: int = 1,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Run what is missing (at paper scale only on a GPU), then write ``results/tableN/SCALE.json`` and its figure.
+
+    At paper scale the cells kept in ``results/tableN/paper-measured.json`` are judged, however many there are.
+    """
+    settings = settings_for(scale, table, seeds)
+    path = measured_file(results if scale == "paper" else runs, table, scale)
+    if scale == "paper" and path.exists():
+        cells = load(path)["cells"]
+    elif scale == "paper" and not torch.cuda.is_available():
+        raise InputError(
+            f"the paper scale of table {table} wants a GPU; run it on one and bring the measured cells to {path}."
+        )
+    else:
+        device = "cuda" if scale == "paper" else "cpu"
+        found = run(
+            settings, path, scale, device=device, progress=lambda done, total: progress("networks", done, total)
+        )
+        cells = found
+    made = table_of(
+        settings.study, scale, settings.to_dict(), common_provenance([cell["provenance"] for cell in cells])
+    )
+    made["cells"] = cells
+    made["claims"] = claims(made)
+    progress("drawing", 0, 1)
+    save(results, made, draw(made))
+    progress("drawing", 1, 1)
+    return made
+
+
+def measured_file(folder: Path, table: int, scale: str) -> Path:
+    """Where measured cells are kept."""
+    return folder / f"table{table}" / f"{scale}-measured.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run cells only, and keep them for ``reproduce``."""
+    parser = argparse.ArgumentParser(description="Run cells of Table 1 or 2; judge and draw them elsewhere.")
+    parser.add_argument("--table", type=int, required=True, choices=(1, 2))
+    parser.add_argument("--scale", default="paper", choices=("smoke", "desk", "paper"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--seconds", type=float, default=None, help="start no cell that would end later than this")
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--epochs", type=int, default=None, help="of every network, in place of the scale's")
+    parser.add_argument("--only", default="", help="words that data/layout/model/recipe/seed must contain, by commas")
+    parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
+    chosen = parser.parse_args(arguments)
+    path = measured_file(chosen.results, chosen.table, chosen.scale)
+    cells = run(
+        settings_for(chosen.scale, chosen.table, chosen.seeds, chosen.epochs),
+        path,
+        chosen.scale,
+        device=chosen.device,
+        data=chosen.data,
+        seconds=chosen.seconds,
+        only=chosen.only,
+        graphs=not chosen.no_graphs,
+        tell=_tell,
+    )
+    _tell(f"{len(cells)} cells kept in {path}")
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Tangent features layer by layer, as matrices that can be stretched from the left and from the right.
+
+A *row* is one pair of sample and output. A dense layer with a bias takes the bias as one more column (input 1), so its
+feature is delta (h, 1)^T, kept as two factors and never multiplied out. Every other parameter is a matrix of its own: its
+first axis against all others, a vector as one column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unlazy.kernels.capture import Inputs, call, evaluating, rows_by_sample, samples
+from unlazy.kernels.engine import RulesBroke, TangentKernel
+from unlazy.kernels.layers import Factors
+from unlazy.kernels.selection import select_parameters
+from unlazy.models.net import GatedNet
+from unlazy.runtime import require
+
+Rows = Float[Tensor, "rows"]
+Matrix = Float[Tensor, "m d"]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """I + U diag(values - 1) U^T for orthonormal columns U: the identity but for some stretched directions."""
+
+    vectors: Float[Tensor, "size r"]
+    values: Float[Tensor, "r"]
+
+    def __call__(self, rows: Float[Tensor, "*many size"]) -> Float[Tensor, "*many size"]:
+        return rows + ((rows @ self.vectors) * (self.values - 1)) @ self.vectors.mT
+
+    def matrix(self) -> Float[Tensor, "size size"]:
+        size = len(self.vectors)
+        return self(torch.eye(size, dtype=self.vectors.dtype, device=self.vectors.device))
+
+
+@dataclass(frozen=True)
+class FactoredLayer:
+    """Rows delta_r h_r^T, as ``left [rows, m]`` and ``right [rows, d]``."""
+
+    names: tuple[str, ...]
+    left: Float[Tensor, "rows m"]
+    right: Float[Tensor, "rows d"]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return int(self.left.shape[1]), int(self.right.shape[1])
+
+    def stretched(self, left: Stretch | None, right: Stretch | None) -> FactoredLayer:
+        """Features of the transformed layer, M_1^T X M_2^T."""
+        return FactoredLayer(
+            self.names,
+            self.left if left is None else left(self.left),
+            self.right if right is None else right(self.right),
+        )
+
+    def gram(self, other: FactoredLayer) -> Float[Tensor, "rows rows2"]:
+        """<X_r, X_s> = (delta_r . delta_s) (h_r . h_s)."""
+        return (self.left @ other.left.T).mul_(self.right @ other.right.T)
+
+    def combine(self, weights: Rows) -> Matrix:
+        """sum_r weights_r X_r."""
+        return self.left.T @ (weights[:, None] * self.right)
+
+    def apply(self, update: Matrix) -> Rows:
+        """<X_r, update> for every row."""
+        return ((self.left @ update) * self.right).sum(1)
+
+
+@dataclass(frozen=True)
+class ExplicitLayer:
+    """Rows as matrices, ``[rows, m, d]``: for parameters of layers that are not dense."""
+
+    names: tuple[str, ...]
+    rows: Float[Tensor, "rows m d"]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return int(self.rows.shape[1]), int(self.rows.shape[2])
+
+    def stretched(self, left: Stretch | None, right: Stretch | None) -> ExplicitLayer:
+        rows = self.rows if right is None else right(self.rows)
+        return ExplicitLayer(self.names, rows if left is None else left(rows.mT).mT)
+
+    def gram(self, other: ExplicitLayer) -> Float[Tensor, "rows rows2"]:
+        return self.rows.flatten(1) @ other.rows.flatten(1).T
+
+    def combine(self, weights: Rows) -> Matrix:
+        return torch.tensordot(weights, self.rows, 1)
+
+    def apply(self, update: Matrix) -> Rows:
+        return self.rows.flatten(1) @ update.flatten()
+
+
+Layer = FactoredLayer | ExplicitLayer
+
+
+def gram_of(layers: Sequence[Layer], others: Sequence[Layer] | None = None) -> Float[Tensor, "rows rows2"]:
+    """The tangent kernel of all layers together."""
+    pairs = zip(layers, layers if others is None else others, strict=True)
+    return torch.stack([one.gram(two) for one, two in pairs]).sum(0)  # type: ignore[arg-type]
+
+
+def tangent_layers(model: nn.Module, x: Inputs, *, parameters: str | Sequence[str] = "trainable") -> list[Layer]:
+    """The features of every layer of ``model`` at ``x``, rows in the order sample, then output.
+
+    Dense layers cost n (m + d) numbers; any other parameter of size p costs n p, one backward pass per sample and output.
+    """
+    chosen = select_parameters(model, parameters)
+    by_module: dict[str, list[str]] = {}
+    for name in chosen:
+        by_module.setdefault(name.rpartition(".")[0], []).append(name)
+    layers: list[Layer] = []
+    for names in by_module.values():
+        dense = _dense(model, x, names)
+        layers += [dense] if dense is not None else [_explicit(model, x, name) for name in names]
+    return layers
+
+
+def _dense(model: nn.Module, x: Inputs, names: list[str]) -> FactoredLayer | None:
+    """Both factors where the kernel engine keeps this module as an outer product, and says so of its weight."""
+    kernel = TangentKernel(model, x, outputs="full", parameters=names)
+    try:
+        with kernel.ready():
+            shares = kernel.features(x)
+    except RulesBroke:
+        return None
+    if len(shares) != 1 or not isinstance(shares[0], Factors) or not shares[0].weight:
+        return None
+    share = shares[0]
+    outputs = share.g.shape[1]
+    right = torch.cat([share.a, torch.ones_like(share.a[:, :1])], 1) if share.bias else share.a
+    return FactoredLayer(tuple(names), share.g.flatten(0, 1), right.repeat_interleave(outputs, 0))
+
+
+def _explicit(model: nn.Module, x: Inputs, name: str) -> ExplicitLayer:
+    if isinstance(model, GatedNet) and not model.exact_gates():
+        model = model.hard()
+    parameter = model.get_parameter(name)
+    with evaluating(model):
+        with torch.no_grad():
+            outputs = call(model, x).shape[1]
+        require(parameter.numel() > 0, f"parameter {name} is empty.")
+        directions = torch.eye(outputs, dtype=parameter.dtype, device=parameter.device)
+        rows = rows_by_sample(model, x, [parameter], directions)  # [n, k, p]
+    first = parameter.shape[0] if parameter.ndim > 0 else 1
+    return ExplicitLayer((name,), rows.reshape(samples(x) * outputs, first, -1))

@@ -1,0 +1,378 @@
+"""Training image networks at the speed of the device: pictures, augmentation and batches stay on it.
+
+On a GPU the forward and backward pass of a step is captured once as a CUDA graph and replayed (small networks and deep narrow ones
+are bound by launching kernels, not by computing), in bfloat16 where the recipe says so. On a CPU the same loop runs plainly
+in float32. Batch order, flips and crops of an epoch belong to (seed, epoch) and are the same on every device.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unlazy.data.images import Images
+from unlazy.models.conv import GatedImageNet
+from unlazy.models.gates import SoftGate
+from unlazy.runtime import require, stream
+
+OPTIMISERS = ("sgd", "adam")
+SCHEDULES = ("one-cycle", "constant")
+PRECISIONS = ("bfloat16", "float32")
+CROP = 4  # pixels a picture may shift by, each way
+EVALUATED_AT_ONCE = 1000
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """How to train. ``precision`` counts on a GPU only; ``distil``: the share of the loss that follows a teacher's softened outputs.
+
+    ``looks_every``: accuracies are measured after every so many epochs, and always at the end; those on training images on the first
+    ``train_probe`` of them (default: all), without augmentation.
+    """
+
+    epochs: int
+    batch: int = 512
+    optimiser: str = "sgd"
+    lr: float = 0.3
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: str = "one-cycle"
+    warm_up: float = 0.25
+    smoothing: float = 0.1
+    augment: bool = True
+    standardise: bool = True
+    precision: str = "bfloat16"
+    distil: float = 0.0
+    temperature: float = 4.0
+    looks_every: int | None = None
+    train_probe: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        for name, allowed in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
+            given = getattr(self, name)
+            require(given in allowed, f"{name} must be one of {', '.join(allowed)}; got {given!r}.")
+        require(self.lr > 0, f"lr must be positive, got {self.lr!r}.")
+        require(0 < self.warm_up < 1, f"warm_up is a share of the steps, between 0 and 1; got {self.warm_up!r}.")
+        require(0 <= self.distil <= 1, f"distil is a share of the loss, from 0 to 1; got {self.distil!r}.")
+        require(self.looks_every is None or self.looks_every >= 1, "looks_every must be at least 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    def rate(self, step: int, steps: int) -> float:
+        """Learning rate of a step: constant, or linearly up over the first part and down on half a cosine."""
+        if self.schedule == "constant":
+            return self.lr
+        turn = self.warm_up * steps
+        if step < turn:
+            return self.lr * (step + 1) / (turn + 1)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - turn) / (steps - turn)))
+
+
+@dataclass(frozen=True)
+class DeviceImages:
+    """Pictures as bytes on the device, channels last; ``layout``: how their numbers are to lie in memory."""
+
+    pixels: UInt8[Tensor, "n h w c"]
+    labels: Int64[Tensor, "n"]
+    low: Float[Tensor, "c"]
+    range: Float[Tensor, "c"]
+    layout: torch.memory_format = torch.contiguous_format
+
+    @classmethod
+    def put(
+        cls,
+        images: Images,
+        device: str,
+        *,
+        standardise: bool = True,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> DeviceImages:
+        mean = torch.tensor(images.mean if standardise else (0.0,) * images.pixels.shape[1], device=device)
+        deviation = torch.tensor(images.deviation if standardise else (1.0,) * images.pixels.shape[1], device=device)
+        pixels = images.pixels.permute(0, 2, 3, 1).contiguous().to(device)
+        return cls(pixels, images.labels.to(device), mean * images.white, deviation * images.white, layout)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def floats(self, pixels: UInt8[Tensor, "k h w c"]) -> Float[Tensor, "k c h w"]:
+        """Numbers for a network, as ``Images.floats``."""
+        return ((pixels.float() - self.low) / self.range).permute(0, 3, 1, 2).contiguous(memory_format=self.layout)
+
+    def batches(
+        self, seed: int, epoch: int, size: int, *, augment: bool
+    ) -> Iterator[tuple[Float[Tensor, "k c h w"], Int64[Tensor, "k"]]]:
+        """All whole batches of an epoch, flipped and shifted if asked for."""
+        n, height, width, _ = self.pixels.shape
+        order = torch.randperm(n, generator=stream(seed, "order", epoch)).to(self.pixels.device)
+        rows, columns = _places(n, height, width, seed, epoch, order.device) if augment else (None, None)
+        for start in range(0, n - size + 1, size):
+            chosen = order[start : start + size]
+            if rows is None or columns is None:
+                pixels = self.pixels[chosen]
+            else:
+                here = slice(start, start + size)
+                pixels = self.pixels[chosen[:, None, None], rows[here, :, None], columns[here, None, :]]
+            yield self.floats(pixels), self.labels[chosen]
+
+
+def _places(
+    n: int, height: int, width: int, seed: int, epoch: int, device: torch.device
+) -> tuple[Int64[Tensor, "n h"], Int64[Tensor, "n w"]]:
+    """Which row and which column every pixel of an epoch's pictures is read from."""
+    random = stream(seed, "augment", epoch)
+    shift = torch.randint(-CROP, CROP + 1, (2, n, 1), generator=random).to(device)
+    flip = torch.randint(0, 2, (n, 1), generator=random).to(device).bool()
+    across = torch.arange(width, device=device)
+    rows = mirrored(torch.arange(height, device=device) + shift[0], height)
+    return rows, mirrored(torch.where(flip, width - 1 - across, across) + shift[1], width)
+
+
+def mirrored(place: Int64[Tensor, "n k"], size: int) -> Int64[Tensor, "n k"]:
+    """Places beyond the edges of a picture read their mirror image inside (a picture at least ``CROP`` + 1 wide)."""
+    return (size - 1 - (size - 1 - place.abs()).abs()).clamp(0, size - 1)
+
+
+# --- a step --------------------------------------------------------------------------------------
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def loss_function(net: GatedImageNet, recipe: ImageRecipe, teacher: nn.Module | None, *, autocast: bool) -> Loss:
+    """Cross-entropy with smoothed labels, mixed with the distance to a teacher's softened outputs."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        # no cache of cast weights: a captured graph must cast them anew at every replay
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast, cache_enabled=False):
+            logits = net(x)
+            wanted = None
+            if teacher is not None and recipe.distil > 0:
+                with torch.no_grad():
+                    wanted = teacher(x)
+        hard = F.cross_entropy(logits.float(), y, label_smoothing=recipe.smoothing)
+        if wanted is None:
+            return hard
+        heat = recipe.temperature
+        soft = F.kl_div(
+            (logits.float() / heat).log_softmax(1),
+            (wanted.float() / heat).log_softmax(1),
+            reduction="batchmean",
+            log_target=True,
+        )
+        return (1 - recipe.distil) * hard + recipe.distil * heat**2 * soft
+
+    return loss
+
+
+class _Plain:
+    """Forward and backward, kernel by kernel."""
+
+    def __init__(self, net: nn.Module, loss: Loss) -> None:
+        self.net, self.loss = net, loss
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        self.net.zero_grad(set_to_none=True)
+        value = self.loss(x, y)
+        value.backward()
+        return value.detach()
+
+
+class _Captured:
+    """Forward and backward as one CUDA graph. Gradients live in the graph's memory and are overwritten by every replay."""
+
+    def __init__(self, net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x.clone(), y.clone()
+        kept = [buffer.clone() for buffer in net.buffers()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                net.zero_grad(set_to_none=True)
+                loss(self.x, self.y).backward()
+        torch.cuda.current_stream().wait_stream(side)
+        net.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.value = loss(self.x, self.y)
+            self.value.backward()
+        with torch.no_grad():
+            for buffer, before in zip(net.buffers(), kept, strict=True):
+                buffer.copy_(before)  # warming up moved the batch-norm statistics
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph.replay()
+        return self.value.detach()
+
+
+def make_optimiser(net: nn.Module, recipe: ImageRecipe, *, fused: bool) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum or Adam; weights of convolutions and dense layers decay, nothing else does."""
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(groups, lr=recipe.lr, fused=fused)
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.momentum > 0)
+
+
+# --- the loop ------------------------------------------------------------------------------------
+
+
+def train_images(
+    net: GatedImageNet,
+    train: Images,
+    test: Images,
+    recipe: ImageRecipe,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    teacher: nn.Module | None = None,
+    graphs: bool = True,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train ``net`` in place and measure it: a plain table of accuracies, seconds and memory.
+
+    ``test_as_trained`` uses the gates of training, ``test_hard_gates`` the half-spaces; both count in full float32. ``graphs=False``
+    launches every kernel by itself. Seconds are those of training alone, without looks and without the capture; peak memory is that of
+    training beyond the pictures.
+    """
+    require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
+    cuda = torch.device(device).type == "cuda"
+    autocast = cuda and recipe.precision == "bfloat16"
+    layout = torch.channels_last if autocast else torch.contiguous_format  # tensor cores read bfloat16 channels last
+    data = DeviceImages.put(train, device, standardise=recipe.standardise, layout=layout)
+    probe = DeviceImages.put(
+        train.take(slice(recipe.train_probe)), device, standardise=recipe.standardise, layout=layout
+    )
+    held_out = DeviceImages.put(test, device, standardise=recipe.standardise, layout=layout)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    without_net = torch.cuda.memory_allocated() if cuda else 0
+    net.to(device, memory_format=layout).train()
+    if teacher is not None:
+        teacher.to(device, memory_format=layout).eval()
+    loss = loss_function(net, recipe, teacher, autocast=autocast)
+    optimiser = make_optimiser(net, recipe, fused=cuda)
+    step: _Plain | _Captured = _Plain(net, loss)
+    per_epoch = len(data) // recipe.batch
+    seconds, peak, curve, captured = 0.0, 0, [], False
+    with _quick_convolutions():
+        if cuda and graphs:
+            step = _Captured(net, loss, data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch])
+            captured = True
+        for epoch in range(recipe.epochs):
+            started = _now(cuda)
+            total = _one_epoch(step, optimiser, data, recipe, seed, epoch)
+            seconds += _now(cuda) - started
+            peak = max(peak, torch.cuda.max_memory_allocated()) if cuda and epoch == 0 else peak
+            last = epoch + 1 == recipe.epochs
+            if last or (recipe.looks_every is not None and (epoch + 1) % recipe.looks_every == 0):
+                look = {"epoch": epoch + 1, "loss": _plain(total / per_epoch)}
+                curve.append(look | accuracies(net, probe, held_out))
+                net.train()
+            if progress is not None:
+                progress(epoch + 1, recipe.epochs)
+    best = max(curve, key=lambda look: look["test_as_trained"])
+    return {
+        **{name: value for name, value in curve[-1].items() if name != "epoch"},
+        "best_test": best["test_as_trained"],
+        "best_epoch": best["epoch"],
+        "curve": curve,
+        "seconds": round(seconds, 3),
+        "seconds_per_epoch": round(seconds / recipe.epochs, 4),
+        "steps": per_epoch * recipe.epochs,
+        "parameters": sum(parameter.numel() for parameter in net.parameters()),
+        "peak_megabytes": round((peak - without_net) / 1e6, 1) if cuda else None,
+        "precision": "bfloat16" if autocast else "float32",
+        "graphs": captured,
+    }
+
+
+def _one_epoch(
+    step: _Plain | _Captured,
+    optimiser: torch.optim.Optimizer,
+    data: DeviceImages,
+    recipe: ImageRecipe,
+    seed: int,
+    epoch: int,
+) -> Tensor:
+    """All whole batches of one epoch; returns the summed loss, still on the device."""
+    count = len(data) // recipe.batch
+    total = torch.zeros((), device=data.labels.device)
+    for number, (x, y) in enumerate(data.batches(seed, epoch, recipe.batch, augment=recipe.augment)):
+        total += step(x, y)
+        for group in optimiser.param_groups:
+            group["lr"] = recipe.rate(epoch * count + number, recipe.epochs * count)
+        optimiser.step()
+    return total
+
+
+def accuracies(net: GatedImageNet, train: DeviceImages, test: DeviceImages) -> dict[str, float]:
+    """Shares of right answers on both sets, as trained and with hard gates."""
+    found = {"train_as_trained": accuracy(net, train), "test_as_trained": accuracy(net, test)}
+    if isinstance(net.settings.gate, SoftGate):
+        hard = net.hard()
+        return found | {"train_hard_gates": accuracy(hard, train), "test_hard_gates": accuracy(hard, test)}
+    return found | {name.replace("as_trained", "hard_gates"): value for name, value in found.items()}
+
+
+def accuracy(net: GatedImageNet, data: DeviceImages) -> float:
+    """Share of right answers in evaluation mode, in full float32."""
+    net.eval()
+    right = torch.zeros((), dtype=torch.int64, device=data.labels.device)
+    with torch.no_grad(), exact_float32():
+        for start in range(0, len(data), EVALUATED_AT_ONCE):
+            rows = slice(start, start + EVALUATED_AT_ONCE)
+            right += (net(data.floats(data.pixels[rows])).argmax(1) == data.labels[rows]).sum()
+    return int(right) / len(data)
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Products of float32 numbers without the rounding to 10 bits that GPUs use by default in convolutions."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def _quick_convolutions() -> Iterator[None]:
+    """Let cuDNN try its algorithms once for every shape."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _now(cuda: bool) -> float:
+    if cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _plain(value: Tensor) -> float | None:
+    """A number for JSON; ``None`` where training diverged."""
+    number = float(value)
+    return number if math.isfinite(number) else None
