@@ -68,7 +68,8 @@ def test_times_that_were_not_seen_are_censored() -> None:
 def test_parts_combine() -> None:
     assert combine(["holds", "holds"]) == "holds"
     assert combine(["holds", "censored"]) == "partly"
-    assert combine(["fails", "censored"]) == "partly"
+    assert combine(["fails", "censored"]) == "fails"
+    assert combine(["fails", "partly", "censored"]) == "partly"
     assert combine(["fails", "fails"]) == "fails"
     assert combine(["censored"]) == "not run yet"
     assert combine(["fails", "partly"]) == "partly"

@@ -23,6 +23,7 @@ from unlazy.studies.halfspace.spectral import figures
 from unlazy.studies.halfspace.spectral.linear import (
     FLOW_TIMES,
     flow_curves,
+    linear_epochs,
     linearised_folder,
     linearised_run,
     losses_by_half,
@@ -96,6 +97,11 @@ def test_linearised_training_is_adam_on_the_first_order_expansion(arm: str) -> N
     assert torch.allclose(outputs[-1], (start + jacobian @ delta).detach(), atol=1e-10)
     assert torch.equal(outputs[0], start)
     assert float((outputs[-1] - start).abs().max()) > 0.1
+
+
+def test_one_linearisation_is_watched_longer() -> None:
+    assert linear_epochs(Nets("pilot", "relu", 1, 10)) == 40
+    assert linear_epochs(Nets("author", "relu", 1, 10)) == 10
 
 
 def test_losses_by_half() -> None:

@@ -181,6 +181,23 @@ def test_a_forgetting_step_keeps_nothing() -> None:
     )
 
 
+def test_outer_weights_under_adam_follow_torch() -> None:
+    """The third phase with an outer rate against torch.optim.Adam on the same gradients; the rest moves plainly."""
+    net, phase = random_net(), Phase(12, 0.01, outer_rate=0.2)
+    leaf = net.a.clone().requires_grad_()
+    optimiser = torch.optim.Adam([leaf], lr=0.2)
+    w, b = net.w, net.b
+    for number in range(12):
+        optimiser.param_groups[0]["lr"] = 0.2 * (1 - number / 12)
+        found = gradients(TruncatedNet(w, b, leaf.detach()), *ROWS)
+        w, b = w - 0.01 * found.w, b - 0.01 * found.b
+        leaf.grad = found.a
+        optimiser.step()
+    after = train(net, (phase,), lambda _: ROWS)
+    for seen, wanted in ((after.a, leaf.detach()), (after.w, w), (after.b, b)):
+        assert torch.allclose(seen, wanted, atol=1e-9)
+
+
 def test_training_watches_every_step_and_lowers_the_loss() -> None:
     """Population descent on majority data, which two steps of features and a short third phase separate."""
     seen: list[tuple[int, float]] = []
@@ -202,6 +219,7 @@ def test_training_watches_every_step_and_lowers_the_loss() -> None:
         (lambda: mirrored_start(3, 2, relevant=3, gamma=0.0, deviation=1.0), "must be positive"),
         (lambda: paper_schedule(3, relevant=3, gamma=0.0, deviation=1.0), "must be positive"),
         (lambda: Phase(1, 0.0), "rate > 0"),
+        (lambda: Phase(1, 1.0, outer_rate=0.0), "outer_rate is above 0"),
         (lambda: Phase(1, 1.0, noise=-1), "standard deviation"),
         (lambda: Phase(1, 1.0, keep_outer=2), "share in"),
     ],

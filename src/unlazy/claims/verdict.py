@@ -2,8 +2,8 @@
 
 *holds*: at least 90 % of the seeds are on the claimed side of the threshold and the 95 % interval of the median
 lies wholly there. *partly*: the median is on that side. *fails*: it is not. *censored*: training was too short to
-tell. A claim whose parts agree has their verdict; otherwise it is partly true. A censored part thus keeps a claim from
-holding and from failing; where all parts are censored the claim counts as not run yet.
+tell. A claim whose parts agree has their verdict; otherwise it is partly true. A censored part keeps a claim from
+holding, but not from failing where all that can be told fails; where all parts are censored the claim counts as not run yet.
 """
 
 from __future__ import annotations
@@ -95,9 +95,11 @@ def summary(name: str, values: ArrayLike, unit: str = "") -> Row:
 def combine(verdicts: Sequence[str]) -> str:
     """One verdict from those of the parts: unanimous, or partly; all censored: not run yet."""
     votes = set(verdicts)
-    if len(votes) > 1:
-        return "partly"
-    return "not run yet" if votes == {"censored"} else votes.pop()
+    if votes == {"censored"}:
+        return "not run yet"
+    if votes - {"censored"} == {"fails"}:
+        return "fails"
+    return votes.pop() if len(votes) == 1 else "partly"
 
 
 def claim_row(

@@ -34,9 +34,9 @@ GATINGS = ("own", "linear", "open")
 class ImageSpec:
     """Everything needed to rebuild a :class:`GatedImageNet` but its numbers.
 
-    ``blocks`` empty: a plain network, one gated convolution for every entry of ``widths``. Otherwise a residual network of
-    ``blocks[i]`` blocks of two convolutions with ``widths[i]`` channels, after a first convolution; each stage but the first halves
-    the picture. ``dense``: a layer of that many units between pooling and output, linear unless ``gated_dense``.
+    ``blocks`` empty: a plain network, one gated convolution for every entry of ``widths``. Otherwise a residual network: after a
+    first convolution, ``blocks[i]`` blocks of two convolutions with ``widths[i]`` channels; each stage but the first halves the
+    picture. ``dense``: a layer of that many units between pooling and output, linear unless ``gated_dense``.
     """
 
     widths: tuple[int, ...]

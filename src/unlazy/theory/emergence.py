@@ -39,7 +39,8 @@ def explicit_network(patterns: Patterns) -> TruncatedNet:
 def lemma4_facts(net: TruncatedNet, sample: PatternSample) -> dict[str, float]:
     """What Lemma 4 promises, measured: loss, largest error, and sizes in units of the stated bounds (all at most 1).
 
-    ``outer``: max abs(a) / 32k; ``bias_low``: (1/32k) / min abs(b); ``bias_high``: max abs(b) / (1/2); ``inside``: max abs(<w, x> + b).
+    ``outer``: max abs(a) / 32k; ``bias_low``: (1/32k) / min abs(b); ``bias_high``: max abs(b) / (1/2); ``inside``: the largest
+    abs(<w, x> + b).
     """
     k = net.units // 3 - 1
     output = net(sample.phi)
@@ -98,7 +99,7 @@ class Decomposition:
 
     @property
     def floor(self) -> Float64[Tensor, " units"]:
-        """What the ratio would be if every irrelevant T were zero: the expected largest of D - k sampling errors, over the signal.
+        """What the ratio would be if every irrelevant T were zero: the expected largest of D - k sampling errors, by the signal.
 
         Falls like 1/sqrt(n); 0 for the population.
         """

@@ -1,8 +1,8 @@
 """Learning from statistical queries: an oracle tells averages of bounded functions of (input, label), up to a tolerance.
 
 On structured data D queries, one per pattern, find the relevant set. On unstructured parity data every answer can be
-"as if the label were a coin" and still be within the tolerance for nearly all relevant sets: one query h rules out a set A only if
-the Fourier coefficient of (h(., +1) - h(., -1)) / 2 at A exceeds the tolerance, which by Parseval at most 1/tau^2 sets do.
+"as if the label were a coin" and still be within the tolerance for nearly all relevant sets: one query h rules out a set A
+only if the Fourier coefficient of (h(., +1) - h(., -1)) / 2 at A exceeds the tolerance, which at most 1/tau^2 sets do (Parseval).
 """
 
 from __future__ import annotations
@@ -91,7 +91,6 @@ class AdversarialOracle(Oracle):
         require(tolerance > 0, "an adversary without tolerance has no room to lie; give a tolerance above 0.")
         self.people = Patterns.unstructured(patterns, patterns, relevant).population()
         bits = self.people.indicators.sum(1)
-        self.relevant = relevant
         self.possible: Bool[Tensor, " sets"] = bits == relevant  # a set of patterns is its own indicator vector
         self.settled: int | None = None
 
@@ -109,8 +108,7 @@ class AdversarialOracle(Oracle):
         plus = torch.ones(len(present), dtype=torch.float64)
         high, low = _checked(query(present, plus)), _checked(query(present, -plus))
         blind = (high + low).mean(0) / 2
-        sign = -1.0 if self.relevant % 2 else 1.0  # label = -(-1)^count, and (-1)^count is what the transform uses
-        shift = sign * (-1) ** (self.relevant + 1) * _walsh((high - low) / 2)
+        shift = -_walsh((high - low) / 2)  # the label is -(-1)^count
         return torch.stack([self._one(blind[i], shift[:, i]) for i in range(len(blind))])
 
     def _one(self, blind: Tensor, shift: Float64[Tensor, " sets"]) -> Tensor:

@@ -1,8 +1,8 @@
 """Training image networks at the speed of the device: pictures, augmentation and batches stay on it.
 
-On a GPU the forward and backward pass of a step is captured once as a CUDA graph and replayed (small networks and deep narrow ones
-are bound by launching kernels, not by computing), in bfloat16 where the recipe says so. On a CPU the same loop runs plainly
-in float32. Batch order, flips and crops of an epoch belong to (seed, epoch) and are the same on every device.
+On a GPU the forward and backward pass of a step is captured once as a CUDA graph and replayed (small networks and deep narrow
+ones are bound by launching kernels, not by computing), in bfloat16 where the recipe says so. On a CPU the same loop runs
+plainly in float32. Batch order, flips and crops of an epoch belong to (seed, epoch) and are the same on every device.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """How to train. ``precision`` counts on a GPU only; ``distil``: the share of the loss that follows a teacher's softened outputs.
+    """How to train. ``precision`` counts on a GPU only; ``distil`` is the share of the loss that follows a teacher's softened
+    outputs.
 
-    ``looks_every``: accuracies are measured after every so many epochs, and always at the end; those on training images on the first
-    ``train_probe`` of them (default: all), without augmentation.
+    ``looks_every``: accuracies are measured after every so many epochs, and always at the end; those on training images on the
+    first ``train_probe`` of them (default: all), without augmentation.
     """
 
     epochs: int
@@ -196,7 +197,6 @@ class _Captured:
 
     def __init__(self, net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.clone(), y.clone()
-        kept = [buffer.clone() for buffer in net.buffers()]
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -209,15 +209,26 @@ class _Captured:
         with torch.cuda.graph(self.graph):
             self.value = loss(self.x, self.y)
             self.value.backward()
-        with torch.no_grad():
-            for buffer, before in zip(net.buffers(), kept, strict=True):
-                buffer.copy_(before)  # warming up moved the batch-norm statistics
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         self.x.copy_(x)
         self.y.copy_(y)
         self.graph.replay()
         return self.value.detach()
+
+
+def _capture(net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _Captured | None:
+    """The step as a graph, or ``None`` where this network, driver or card will not be captured; the network is as before."""
+    kept = [buffer.clone() for buffer in net.buffers()]
+    try:
+        return _Captured(net, loss, x, y)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    finally:
+        with torch.no_grad():
+            for buffer, before in zip(net.buffers(), kept, strict=True):
+                buffer.copy_(before)  # warming up moved the batch-norm statistics
 
 
 def make_optimiser(net: nn.Module, recipe: ImageRecipe, *, fused: bool) -> torch.optim.Optimizer:
@@ -249,9 +260,9 @@ def train_images(
 ) -> dict[str, Any]:
     """Train ``net`` in place and measure it: a plain table of accuracies, seconds and memory.
 
-    ``test_as_trained`` uses the gates of training, ``test_hard_gates`` the half-spaces; both count in full float32. ``graphs=False``
-    launches every kernel by itself. Seconds are those of training alone, without looks and without the capture; peak memory is that of
-    training beyond the pictures.
+    ``test_as_trained`` uses the gates of training, ``test_hard_gates`` the half-spaces; both count in full float32.
+    ``graphs=False`` launches every kernel by itself. Seconds are those of training alone, without looks and without the capture;
+    peak memory is that of training beyond the pictures.
     """
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
     cuda = torch.device(device).type == "cuda"
@@ -265,18 +276,19 @@ def train_images(
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     without_net = torch.cuda.memory_allocated() if cuda else 0
-    net.to(device, memory_format=layout).train()
+    _move(net, device, layout).train()
     if teacher is not None:
-        teacher.to(device, memory_format=layout).eval()
+        _move(teacher, device, layout).eval()
     loss = loss_function(net, recipe, teacher, autocast=autocast)
     optimiser = make_optimiser(net, recipe, fused=cuda)
     step: _Plain | _Captured = _Plain(net, loss)
     per_epoch = len(data) // recipe.batch
-    seconds, peak, curve, captured = 0.0, 0, [], False
+    curve: list[dict[str, Any]] = []
+    seconds, peak, captured = 0.0, 0, False
     with _quick_convolutions():
         if cuda and graphs:
-            step = _Captured(net, loss, data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch])
-            captured = True
+            captured_step = _capture(net, loss, data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch])
+            step, captured = captured_step or step, captured_step is not None
         for epoch in range(recipe.epochs):
             started = _now(cuda)
             total = _one_epoch(step, optimiser, data, recipe, seed, epoch)
@@ -285,7 +297,7 @@ def train_images(
             last = epoch + 1 == recipe.epochs
             if last or (recipe.looks_every is not None and (epoch + 1) % recipe.looks_every == 0):
                 look = {"epoch": epoch + 1, "loss": _plain(total / per_epoch)}
-                curve.append(look | accuracies(net, probe, held_out))
+                curve.append({**look, **accuracies(net, probe, held_out)})
                 net.train()
             if progress is not None:
                 progress(epoch + 1, recipe.epochs)
@@ -364,6 +376,12 @@ def _quick_convolutions() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+def _move(net: nn.Module, device: str, layout: torch.memory_format) -> nn.Module:
+    move: Any = net.to  # torch's annotations forget memory_format
+    moved: nn.Module = move(device, memory_format=layout)
+    return moved
 
 
 def _now(cuda: bool) -> float:

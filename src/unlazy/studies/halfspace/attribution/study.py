@@ -166,9 +166,9 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
                     controls.append(summary(f"{name}: {words}", numbers(entry, f"{quantity}_{moment}")))
     why = (
         "Up to the plateau the gates account for a little more than half of the change in DLGNs, more without biases or with a "
-        "large start; by the end the weights on the paths account for as much or more, and in ReLU nets with a small start for more throughout. "
-        "With biases and a small start most of the change needs both: the first kernel is little more than the constant that a "
-        "readout bias adds, and neither gates nor weights alone lift the rest above it."
+        "large start; by the end the weights on the paths account for as much or more, and in ReLU nets with a small start they "
+        "do throughout. With biases and a small start most of the change needs both: the first kernel is little more than the "
+        "constant that a readout bias adds, and neither gates nor weights alone lift the rest above it."
     )
     row = claim_row(
         "C28",

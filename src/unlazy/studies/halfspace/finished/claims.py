@@ -28,11 +28,11 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
             controls.append(summary(f"{label}: plateau gates over last gates", behind, "times"))
         controls += _controls(entry)
     why = (
-        "Finished while the hard half is learned, not at the plateau: in the author's preset gates copied there leave fresh experts "
-        "hardly better off than random gates, and are as good as the last ones only some tens of epochs later. With the steep "
-        "gates of the pilot's preset they are much nearer, and finished soon after. ReLU nets: their last gates serve fresh experts "
-        "little or no better than their first, so there is little to finish. With a large start the first gates of a DLGN are "
-        "already nearly as good as the last. Losses below 0.01 count as 0.01."
+        "Gates are finished while the hard half is learned, not at the plateau: in the author's preset those copied there serve "
+        "fresh experts only a little better than random ones, and tens of epochs pass until they serve as well as the last. With "
+        "the steep gates of the pilot's preset they come nearer, and are finished soon after. The pilot's ReLU nets lean the "
+        "claim's way for another reason: even their first gates serve as well as the last. So do, nearly, the first gates of "
+        "most networks with a large start. Losses below 0.01 count as 0.01."
     )
     row = claim_row(
         "C27",

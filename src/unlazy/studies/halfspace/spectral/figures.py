@@ -32,7 +32,7 @@ def lead(results: Mapping[str, Any]) -> Figure:
             for learner, colour, label, look in LOOKS:
                 values = numbers(entry, f"bottom_at_{learner}").T  # [levels, seeds]
                 reached = np.isfinite(values).mean(1) >= 0.5  # a median of the few seeds that got there would mislead
-                if reached.any():
+                if reached.sum() > 1:
                     plots.band(axis, levels[reached], values[reached], label, colour, **look)
             if not axis.get_lines():
                 axis.text(0.05, 0.35, "too few seeds learn\nanything here", ha="center", fontsize=8)

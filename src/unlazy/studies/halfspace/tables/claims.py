@@ -1,8 +1,8 @@
 """Claims C20 to C25 and F5 of the half-space paper, judged on measured cells. Thresholds were fixed before the runs.
 
 They count only at the paper's size: all of CIFAR. Networks are compared where they share data, layout, recipe, epochs and seed.
-The paper's gated networks are soft, so these are judged; the same networks with hard gates, and those trained with hard gates, are
-the controls. Accuracies are those after the last epoch.
+The paper's gated networks are soft, so these are judged; the same networks with hard gates, and those trained with hard gates,
+are the controls. Accuracies are those after the last epoch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Table:
         """
         found = [self.cells(data, layout, model, recipe) for model in models]
         trained = [set(cells) for cells in found if any(epochs > 0 for epochs, _ in cells)]
-        shared = set.intersection(*trained) if trained and all(found) else set()
+        shared = set.intersection(*(trained or map(set, found))) if all(found) else set()
         columns = []
         for epochs, seed in sorted(shared):
             if epochs != max(length for length, _ in shared):
@@ -150,8 +150,8 @@ def _c22(table: Table) -> Row:
         Part("difference of the two in test accuracy", "<", ABOUT_A_POINT, "points", np.abs(tests[0] - tests[1])),
     ]
     why = (
-        f"Training accuracy: ReLU {_said(relu)} %, DLGN {_said(dlgn)} %; test accuracy {_said(tests[0])} and {_said(tests[1])} %. "
-        "The paper trained until the training accuracy stood still."
+        f"Training accuracy: ReLU {_said(relu)} %, DLGN {_said(dlgn)} %; test accuracy {_said(tests[0])} and "
+        f"{_said(tests[1])} %. The paper trained until the training accuracy stood still."
     )
     return _row(table, "C22", parts, why, _accuracies(table, ("relu", "dlgn", "pwc")))
 
@@ -200,10 +200,12 @@ def _f5(table: Table) -> Row:
                 summary(f"{MODELS[model]} over ReLU in {said}", relu / other if inverse else other / relu, "times")
             )
         controls.append(summary(f"ReLU: {name.replace('_', ' ')}", table.together(("relu",), name, **place)[0]))
-    for model in ("relu", "dlgn", "pwc", "relu-wide"):
-        controls.append(summary(f"{MODELS[model]}: parameters", table.together((model,), "parameters", **place)[0]))
+    controls += [
+        summary(f"{MODELS[model]}: parameters", table.together((model,), "parameters", **place)[0])
+        for model in ("relu", "dlgn", "pwc", "relu-wide")
+    ]
     ratios = ", ".join(f"{part.name.removeprefix('DLGN over ReLU in ')} {_said(part.values, 2)}" for part in parts)
-    why = f"Times of the ReLU network of the same layout: {ratios}. A ReLU network of equal parameter count is among the controls."
+    why = f"Times the ReLU network of the same layout: {ratios}. A ReLU network of equal parameter count is among the controls."
     return _row(table, "F5", parts, why, controls)
 
 

@@ -5,8 +5,8 @@ The cells of the paper's size want a GPU, judging and drawing do not. Where they
     python -m unlazy.studies.halfspace.tables.study --table 2 --device cuda --data DATA --results RESULTS --seconds 600
 
 on the first as often as you like (it needs neither matplotlib nor the command line's packages, and skips the cells that
-``RESULTS/table2/paper-measured.json`` already has), and bring that file to the results folder of the second: ``reproduce("paper", ...)`` judges
-what is there. Cells that have not been run leave their claims open.
+``RESULTS/table2/paper-measured.json`` already has), and bring that file to the results folder of the second:
+``reproduce("paper", ...)`` judges what is there. Cells that have not been run leave their claims open.
 """
 
 from __future__ import annotations
@@ -68,10 +68,9 @@ def reproduce_table(
         )
     else:
         device = "cuda" if scale == "paper" else "cpu"
-        found = run(
+        cells = run(
             settings, path, scale, device=device, progress=lambda done, total: progress("networks", done, total)
         )
-        cells = found
     made = table_of(
         settings.study, scale, settings.to_dict(), common_provenance([cell["provenance"] for cell in cells])
     )

@@ -60,6 +60,9 @@ def run_cell(cell: Cell, pictures: Pictures, device: str, *, graphs: bool = True
         if cell.recipe == "cost":
             found["images_per_second"] = round(images_per_second(net, test, device), 1)
     took = round(time.perf_counter() - started, 2)
+    del net
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # graphs keep memory of their own
     return {
         "key": cell_key(cell, pictures),
         **cell.describe(),

@@ -1,0 +1,232 @@
+"""Training image networks: batches against a loop over pictures, the recipe against its formulas, and networks that learn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unlazy.data.images import Images
+from unlazy.models.conv import ImageSpec, build_images
+from unlazy.models.gates import HardGate
+from unlazy.runtime import InputError
+from unlazy.training import images as training
+from unlazy.training.images import CROP, DeviceImages, ImageRecipe, loss_function, make_optimiser, train_images
+
+SMALL = ImageSpec((6, 8), (1, 1), channels=2, classes=3)
+QUICK = ImageRecipe(4, batch=16, lr=0.05, augment=False, smoothing=0.0)
+
+
+def stripes(n: int, seed: int = 0, size: int = 8) -> Images:
+    """Three classes that a small network learns at once: bright rows, bright columns, neither; with noise."""
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (n,), generator=random)
+    pixels = torch.randint(0, 120, (n, 2, size, size), generator=random)
+    pixels[labels == 0, :, ::2] += 120
+    pixels[labels == 1, :, :, ::2] += 120
+    moments: dict[str, Any] = {"mean": (0.3, 0.4), "deviation": (0.2, 0.3)}
+    return Images("stripes", "train", pixels.to(torch.uint8), labels, ("rows", "columns", "neither"), **moments)
+
+
+# --- batches ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+def test_numbers_are_those_of_the_pictures(standardise: bool) -> None:
+    images = stripes(7)
+    data = DeviceImages.put(images, "cpu", standardise=standardise)
+    torch.testing.assert_close(data.floats(data.pixels), images.floats(standardise), rtol=1e-5, atol=1e-6)
+    layout = torch.channels_last
+    last = DeviceImages.put(images, "cpu", standardise=standardise, layout=layout)
+    assert last.floats(last.pixels).is_contiguous(memory_format=layout)
+    torch.testing.assert_close(last.floats(last.pixels), data.floats(data.pixels))
+
+
+def numbered(n: int) -> DeviceImages:
+    """Pictures of which no two crops are alike."""
+    pixels = torch.randint(0, 256, (n, 8, 8, 1), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    return DeviceImages(pixels, torch.arange(n), torch.zeros(1), torch.ones(1))
+
+
+def crops(picture: Tensor) -> list[Tensor]:
+    """All crops of a picture with mirrored edges, and of its mirror image."""
+    found = []
+    for turned in (picture, picture.flip(1)):
+        room = F.pad(turned[None, None], (CROP,) * 4, mode="reflect")[0, 0]
+        found += [room[i : i + 8, j : j + 8] for i in range(2 * CROP + 1) for j in range(2 * CROP + 1)]
+    return found
+
+
+def test_augmented_pictures_are_crops_of_their_own_picture() -> None:
+    data, shown = numbered(60), Counter[int]()
+    for x, y in data.batches(0, 3, 20, augment=True):
+        for picture, label in zip(x[:, 0], y.tolist(), strict=True):
+            own = crops(data.pixels[label, :, :, 0].float())
+            matches = [place for place, crop in enumerate(own) if torch.equal(crop, picture)]
+            assert len(matches) == 1
+            shown[matches[0]] += 1
+    turned = sum(count for place, count in shown.items() if place >= (2 * CROP + 1) ** 2)
+    assert 15 <= turned <= 45  # half of 60, give or take
+    assert len(shown) > 40  # of 162
+
+
+def test_an_epoch_shows_every_picture_once_in_an_order_of_its_own() -> None:
+    data = numbered(50)
+    first, again, other, elsewhere = (
+        torch.cat([y for _, y in data.batches(seed, epoch, 10, augment=False)])
+        for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))
+    )
+    assert sorted(first.tolist()) == list(range(50))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, elsewhere)
+    assert [len(y) for _, y in data.batches(0, 0, 16, augment=False)] == [16, 16, 16]  # whole batches only
+    for x, y in data.batches(0, 0, 16, augment=False):
+        assert torch.equal(x, data.floats(data.pixels[y]))
+
+
+# --- the recipe ------------------------------------------------------------------------------------
+
+
+def test_one_cycle_goes_up_and_down() -> None:
+    recipe = ImageRecipe(1, lr=0.4, warm_up=0.25)
+    rates = [recipe.rate(step, 100) for step in range(100)]
+    assert max(rates) == pytest.approx(0.4)
+    assert rates.index(max(rates)) == 25
+    assert rates[:26] == sorted(rates[:26])
+    assert rates[25:] == sorted(rates[25:], reverse=True)
+    assert 0 < rates[0] < 0.02
+    assert 0 < rates[-1] < 0.001
+    flat = replace(recipe, schedule="constant")
+    assert {flat.rate(step, 100) for step in range(100)} == {0.4}
+
+
+def test_loss_is_cross_entropy_mixed_with_a_teacher() -> None:
+    net, teacher = build_images(SMALL), build_images(SMALL, seed=1).eval()
+    x, y = torch.randn(9, 2, 8, 8), torch.arange(9) % 3
+    net.eval()
+    plain = loss_function(net, ImageRecipe(1, smoothing=0.0), None, autocast=False)(x, y)
+    torch.testing.assert_close(plain, -net(x).log_softmax(1)[torch.arange(9), y].mean())
+    smoothed = loss_function(net, ImageRecipe(1, smoothing=0.3), None, autocast=False)(x, y)
+    wanted = 0.7 * F.one_hot(y, 3) + 0.1
+    torch.testing.assert_close(smoothed, -(wanted * net(x).log_softmax(1)).sum(1).mean())
+    mixed = loss_function(net, ImageRecipe(1, smoothing=0.0, distil=0.4, temperature=2.0), teacher, autocast=False)(
+        x, y
+    )
+    p, log_q = (teacher(x) / 2).softmax(1), (net(x) / 2).log_softmax(1)
+    torch.testing.assert_close(mixed, 0.6 * plain + 0.4 * 4 * (p * (p.log() - log_q)).sum(1).mean())
+    itself = loss_function(net, ImageRecipe(1, distil=1.0), net, autocast=False)(x, y)
+    assert abs(float(itself.detach())) < 1e-6
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_only_weights_decay(optimiser: str) -> None:
+    net = build_images(SMALL)
+    made = make_optimiser(net, ImageRecipe(1, optimiser=optimiser, weight_decay=0.1), fused=False)
+    decay = {id(p): group["weight_decay"] for group in made.param_groups for p in group["params"]}
+    assert len(decay) == len(list(net.parameters()))
+    for parameter in net.parameters():
+        assert decay[id(parameter)] == (0.1 if parameter.ndim > 1 else 0.0)
+
+
+def test_wrong_recipes_are_refused() -> None:
+    for wrong in (
+        {"epochs": 0},
+        {"optimiser": "lion"},
+        {"schedule": "step"},
+        {"lr": 0.0},
+        {"distil": 2.0},
+        {"warm_up": 1.0},
+    ):
+        with pytest.raises(InputError):
+            ImageRecipe(**{"epochs": 1, **wrong})
+    with pytest.raises(InputError, match="more than the 10 pictures"):
+        train_images(build_images(SMALL), stripes(10), stripes(10), QUICK)
+
+
+# --- training --------------------------------------------------------------------------------------
+
+MODELS = {
+    "relu": SMALL.relu(),
+    "soft": SMALL,
+    "hard": replace(SMALL, gate=HardGate(4.0)),
+    "pwc": replace(SMALL, gate=HardGate(4.0), experts="constant"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_networks_learn_stripes(name: str) -> None:
+    train, test = stripes(192), stripes(60, seed=1)
+    net = build_images(MODELS[name])
+    found = train_images(net, train, test, replace(QUICK, looks_every=2))
+    assert found["test_as_trained"] > 0.9
+    assert found["train_as_trained"] > 0.9
+    assert [look["epoch"] for look in found["curve"]] == [2, 4]
+    assert found["best_test"] == max(look["test_as_trained"] for look in found["curve"])
+    assert found["steps"] == 4 * 12
+    assert found["seconds"] > 0
+    assert not found["graphs"]
+    x = test.floats(standardise=True)
+    with torch.no_grad():
+        for key, model in (("test_as_trained", net), ("test_hard_gates", net.hard())):
+            right = [int(model.eval()(x[i : i + 1]).argmax()) == int(test.labels[i]) for i in range(60)]
+            assert found[key] == pytest.approx(sum(right) / 60)
+    if name != "soft":
+        assert found["test_hard_gates"] == found["test_as_trained"]
+
+
+def test_training_is_repeatable_and_follows_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EVALUATED_AT_ONCE", 7)  # several parts, the last one short
+    recipe = replace(QUICK, epochs=1, augment=True)
+    made = []
+    for seed in (0, 0, 1):
+        net = build_images(SMALL)
+        made.append((train_images(net, stripes(64), stripes(20), recipe, seed=seed), net.state_dict()))
+    (a, first), (b, second), (_, third) = made
+    assert a["loss"] == b["loss"]
+    assert a["test_as_trained"] == b["test_as_trained"]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], third[name]) for name in first)
+
+
+def test_adam_at_a_constant_rate_learns_too() -> None:
+    recipe = replace(QUICK, optimiser="adam", schedule="constant", lr=3e-3, weight_decay=0.0, standardise=False)
+    found = train_images(build_images(MODELS["relu"]), stripes(192), stripes(60, seed=1), recipe)
+    assert found["test_as_trained"] > 0.9
+
+
+def test_training_accuracy_counts_the_probe_alone() -> None:
+    train = stripes(192)
+    torch.manual_seed(0)
+    wrong_later = replace(train, labels=torch.where(torch.arange(192) < 96, train.labels, (train.labels + 1) % 3))
+    net = build_images(SMALL.relu())
+    train_images(net, train, stripes(60, seed=1), QUICK)
+    slow = replace(QUICK, epochs=1, lr=1e-9)
+    all_of_it = train_images(net, wrong_later, stripes(60), slow)["train_as_trained"]
+    half = train_images(net, wrong_later, stripes(60), replace(slow, train_probe=96))["train_as_trained"]
+    assert half > 0.9
+    assert 0.4 < all_of_it < 0.6
+
+
+def test_diverged_training_is_reported_not_hidden() -> None:
+    spec = replace(SMALL.relu(), batch_norm=False)
+    found = train_images(build_images(spec), stripes(64), stripes(20), replace(QUICK, lr=1e12))
+    assert found["loss"] is None
+    assert 0 <= found["test_as_trained"] <= 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_steps_train_as_plain_ones_do(name: str) -> None:
+    recipe = replace(QUICK, precision="float32")
+    found = [
+        train_images(build_images(MODELS[name]), stripes(192), stripes(60), recipe, device="cuda", graphs=graphs)
+        for graphs in (True, False)
+    ]
+    assert found[0]["graphs"]
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.05)
