@@ -4,8 +4,8 @@ product: five dense layers of 128 units, n=5000, gates at hand, result in float6
 gives it); layer: five layers of 26 x 32 x 32 units, n=5000, the plain product on fewer samples, ratio at equal numbers;
 paths: exact numbers of common paths of five 3x3 convolutions of 26 filters on 32 x 32 images, n=500, the peer doing the same
 recursion pair by pair with torch's own convolution. "limit" = least counted operations (each pair once) over the best float32
-product rate measured in the same run; 8-bit products go below it. Seconds are processor time of the one thread, so that other work on
-the machine counts little.
+product rate measured in the same run; 8-bit products go below it. Seconds are processor time of the one thread, so that other
+work on the machine counts little.
 """
 
 from __future__ import annotations

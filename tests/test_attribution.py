@@ -200,3 +200,8 @@ def test_bars_add_up_to_the_whole(smoke: tuple[Path, dict[str, Any]]) -> None:
 def test_seeds_must_be_positive() -> None:
     with pytest.raises(InputError, match="at least 1"):
         reproduce("smoke", runs=Path("x"), results=Path("x"), seeds=0, progress=lambda *_: None)
+
+
+def test_committed_rows_follow_from_the_committed_table() -> None:
+    table = json.loads((Path(__file__).parent.parent / "results" / "kernel-attribution" / "paper.json").read_text())
+    assert claims(table) == table["claims"]

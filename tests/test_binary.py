@@ -38,6 +38,23 @@ def test_more_rows_than_a_tile() -> None:
     assert torch.equal(binary_gram(a, b).long(), a.long() @ b.long().T)
 
 
+@given(st.integers(1, 700), st.integers(1, 300), st.integers(1, 300))
+@settings(max_examples=60, deadline=None)
+def test_tiles_cover_the_upper_half_with_little_more(n: int, height: int, width: int) -> None:
+    seen = torch.zeros(n, n, dtype=torch.int64)
+    for rows, columns in binary.tiles(n, n, height, width, symmetric=True):
+        assert rows.stop - rows.start <= height
+        assert columns.stop - columns.start <= width
+        seen[rows, columns] += 1
+    assert seen.max() == 1
+    assert (seen.triu() == torch.ones(n, n, dtype=torch.int64).triu()).all()
+    assert seen.tril(-1).sum() <= n * min(height, 128) / 2
+    whole = torch.zeros(n, 50, dtype=torch.int64)
+    for rows, columns in binary.tiles(n, 50, height, width, symmetric=False):
+        whole[rows, columns] += 1
+    assert (whole == 1).all()
+
+
 @pytest.mark.usefixtures("ways")
 def test_long_rows_lose_nothing() -> None:
     """Where a short format would have begun to round: 70,001 places, nearly all open."""

@@ -266,10 +266,11 @@ def test_starts_belong_to_the_seed_and_leave_the_rest_alone() -> None:
 
 def test_start_sizes() -> None:
     wide = ImageSpec((64, 256), channels=3)
-    value, gate = (build_images(wide).get_parameter(f"{branch}_layers.1.conv.weight") for branch in ("value", "gate"))
+    net = build_images(wide)
+    value, gate = (net.get_parameter(f"{branch}_layers.1.conv.weight").detach() for branch in ("value", "gate"))
     assert float(value.std()) == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
     assert float(gate.std()) == pytest.approx((1 / (64 * 9)) ** 0.5, rel=0.02)
-    small = build_images(replace(wide, init=Init("torch"))).get_parameter("value_layers.1.conv.weight")
+    small = build_images(replace(wide, init=Init("torch"))).get_parameter("value_layers.1.conv.weight").detach()
     assert float(small.abs().max()) == pytest.approx((64 * 9) ** -0.5, rel=1e-3)
 
 

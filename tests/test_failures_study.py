@@ -28,7 +28,7 @@ from unlazy.studies.halfspace.failures import figures, frequency, small_data, xo
 from unlazy.studies.halfspace.failures.claims import claims, gap, reach
 from unlazy.studies.halfspace.failures.settings import FOREST, SCALES, Frequency, Interactions, SmallData, classifier
 from unlazy.studies.halfspace.failures.study import reproduce, settings_for
-from unlazy.studies.halfspace.failures.trainings import Training, accuracy_on_test_data, plain, side_by_side, train_all
+from unlazy.studies.trainings import Training, accuracy_on_test_data, plain, side_by_side, train_all
 from unlazy.training.fit import fit
 
 SMOKE = SCALES["smoke"]
@@ -406,3 +406,9 @@ def test_seeds_and_bad_settings() -> None:
         Interactions(seeds=1, updates=1, orders=(30,))
     with pytest.raises(InputError, match="smallest first"):
         SmallData(draws=1, seeds=1, updates=1, least_epochs=1, sizes=(("digits", (50, 20)),))
+
+
+def test_committed_rows_follow_from_the_committed_table() -> None:
+    made = json.loads((Path(__file__).parent.parent / "results" / "failures" / "paper.json").read_text())
+    assert claims(made) == made["claims"]
+    assert made["left_out"] == {}

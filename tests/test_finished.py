@@ -367,3 +367,8 @@ def test_the_figure_draws_the_medians(smoke: tuple[Path, dict[str, Any]]) -> Non
     entry = table["copies"]["author-pwc"]
     assert np.allclose(drawn.get_ydata(), np.median(figures.over_time(entry, [0, 1, 3], "retrained"), axis=1))
     assert np.allclose(drawn.get_xdata(), [0.5, 1, 3, 4])
+
+
+def test_committed_rows_follow_from_the_committed_table() -> None:
+    table = json.loads((Path(__file__).parent.parent / "results" / "features-finished" / "paper.json").read_text())
+    assert claims(table) == table["claims"]

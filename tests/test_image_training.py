@@ -49,7 +49,7 @@ def test_numbers_are_those_of_the_pictures(standardise: bool) -> None:
 
 def numbered(n: int) -> DeviceImages:
     """Pictures of which no two crops are alike."""
-    pixels = torch.randint(0, 256, (n, 8, 8, 1), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    pixels = torch.randint(0, 256, (n, 12, 12, 1), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     return DeviceImages(pixels, torch.arange(n), torch.zeros(1), torch.ones(1))
 
 
@@ -58,7 +58,7 @@ def crops(picture: Tensor) -> list[Tensor]:
     found = []
     for turned in (picture, picture.flip(1)):
         room = F.pad(turned[None, None], (CROP,) * 4, mode="reflect")[0, 0]
-        found += [room[i : i + 8, j : j + 8] for i in range(2 * CROP + 1) for j in range(2 * CROP + 1)]
+        found += [room[i : i + 12, j : j + 12] for i in range(2 * CROP + 1) for j in range(2 * CROP + 1)]
     return found
 
 
@@ -202,7 +202,6 @@ def test_adam_at_a_constant_rate_learns_too() -> None:
 
 def test_training_accuracy_counts_the_probe_alone() -> None:
     train = stripes(192)
-    torch.manual_seed(0)
     wrong_later = replace(train, labels=torch.where(torch.arange(192) < 96, train.labels, (train.labels + 1) % 3))
     net = build_images(SMALL.relu())
     train_images(net, train, stripes(60, seed=1), QUICK)

@@ -245,3 +245,9 @@ def test_seeds_and_bad_settings() -> None:
         Pictures(seeds=1, epochs=1, tasks=(("cats", 3),))
     with pytest.raises(InputError, match="at least 1"):
         Settings(Circles(seeds=0, epochs=1), SCALES["smoke"].pictures)
+
+
+def test_committed_rows_follow_from_the_committed_table() -> None:
+    made = json.loads((Path(__file__).parent.parent / "results" / "quadratic" / "paper.json").read_text())
+    assert claims(made) == made["claims"]
+    assert made["left_out"] == {}

@@ -248,3 +248,8 @@ def test_the_figure_draws_the_median_loss_left(smoke: tuple[Path, dict[str, Any]
     line = next(line for line in axis.get_lines() if line.get_label() == "network")
     assert np.allclose(line.get_xdata(), LEVELS[:12])
     assert np.allclose(line.get_ydata(), [0.4] * 10 + [0.3] * 2)
+
+
+def test_committed_rows_follow_from_the_committed_table() -> None:
+    table = json.loads((Path(__file__).parent.parent / "results" / "spectral-bias" / "paper.json").read_text())
+    assert claims(table) == table["claims"]

@@ -207,3 +207,8 @@ def test_seeds_and_bad_settings() -> None:
         Settings(seeds=1, before=5, after=4)
     with pytest.raises(InputError, match="unknown arms"):
         replace(SMOKE, arms=("nobody",))
+
+
+def test_committed_rows_follow_from_the_committed_table() -> None:
+    made = json.loads((Path(__file__).parent.parent / "results" / "swap" / "paper.json").read_text())
+    assert claims(made) == made["claims"]

@@ -170,7 +170,9 @@ class Phase:
 
     def __post_init__(self) -> None:
         require(self.outer_rate is None or self.outer_rate > 0, f"outer_rate is above 0, got {self.outer_rate!r}.")
-        require(self.steps >= 0 and self.rate > 0, f"a phase has steps >= 0 and a rate > 0, got {self!r}.")
+        require(self.steps >= 0 and self.rate >= 0, f"a phase has steps >= 0 and a rate >= 0, got {self!r}.")
+        forgets = min(self.keep_weights, self.keep_outer) < 1
+        require(self.rate > 0 or not forgets, "a penalty needs a rate above 0.")
         require(self.noise >= 0, f"noise is a standard deviation, got {self.noise!r}.")
         for name in ("keep_weights", "keep_outer"):
             require(0 <= getattr(self, name) <= 1, f"{name} is a share in [0, 1], got {getattr(self, name)!r}.")
@@ -178,6 +180,8 @@ class Phase:
     @property
     def penalties(self) -> tuple[float, float]:
         """(lambda_w, lambda_a)."""
+        if self.rate == 0:
+            return 0.0, 0.0
         return (1 - self.keep_weights) / (2 * self.rate), (1 - self.keep_outer) / (2 * self.rate)
 
 

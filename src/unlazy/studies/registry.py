@@ -46,6 +46,42 @@ STUDIES = (
         "Do paths gather on easily labelled classes of Fashion-MNIST, or on certain images? (Figures 7, 11-16; C16-C19).",
         "unlazy.studies.halfspace.fashion.study",
     ),
+    StudyEntry(
+        "features-finished",
+        "half-space",
+        "When are the gates finished? Copied at seven moments, frozen, fresh experts trained on them (C27).",
+        "unlazy.studies.halfspace.finished.study",
+    ),
+    StudyEntry(
+        "kernel-attribution",
+        "half-space",
+        "What moves the tangent kernel: the gates, the weights, or both? (C28).",
+        "unlazy.studies.halfspace.attribution.study",
+    ),
+    StudyEntry(
+        "spectral-bias",
+        "half-space",
+        "Does a fixed kernel learn the easy half first as well? (C29).",
+        "unlazy.studies.halfspace.spectral.study",
+    ),
+    StudyEntry(
+        "failures",
+        "half-space",
+        "Where DLGNs are said to fail: fast targets, exclusive-or, small data, with ReLU nets beside them (F1-F3).",
+        "unlazy.studies.halfspace.failures.study",
+    ),
+    StudyEntry(
+        "quadratic",
+        "half-space",
+        "Quadratic against linear gates at the same number of parameters (F4).",
+        "unlazy.studies.halfspace.quadratic.study",
+    ),
+    StudyEntry(
+        "swap",
+        "half-space",
+        "The halves of the circle change places in mid-training: who follows? (F6).",
+        "unlazy.studies.halfspace.swap.study",
+    ),
 )
 
 

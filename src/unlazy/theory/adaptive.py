@@ -221,7 +221,9 @@ def refactor(update: Matrix, left: Penalty | None, right: Penalty | None) -> Ref
         return Refactored(update, None, None, update, float(sizes.square().sum()))
     shares = list(factor_stretches(present, sizes))
     total = torch.stack(shares).prod(0)
-    cost = float(effective_penalty(circled_plus(*present), sizes).sum())
+    cost = float(
+        sum(penalty(z).sum() for penalty, z in zip(present, shares, strict=True)) + (sizes / total).square().sum()
+    )
     first = Stretch(u, shares.pop(0)) if left is not None else None
     second = Stretch(v.mT, shares.pop(0)) if right is not None else None
     return Refactored(update, first, second, (u * (sizes / total)) @ v, cost)

@@ -186,13 +186,14 @@ class Product:
         low = torch.full_like(log_z, -2 * LARGEST_LOG_STRETCH)
         high = torch.full_like(log_z, 2 * LARGEST_LOG_STRETCH)
         low, high = _halve(lambda price: self.reach(price.exp()).log() > log_z, low, high)
-        return _between(self._logs(low), self._logs(high), log_z).exp()
+        return _between(self.logs(low), self.logs(high), log_z).exp()
 
     def __call__(self, z: Values) -> Values:
         shares = self.split(z)
         return torch.stack([factor(share) for factor, share in zip(self.factors, shares, strict=True)]).sum(0)
 
-    def _logs(self, price: Tensor) -> Tensor:
+    def logs(self, price: Values) -> Float[Tensor, "k *v"]:
+        """log z of every factor at a log price."""
         return torch.stack([factor.reach(price.exp()).log() for factor in self.factors])
 
 
@@ -212,19 +213,29 @@ def stretch(penalty: Penalty, v: Values) -> Values:
 
 def stretch_by_search(penalty: Penalty, v: Values) -> Values:
     """The same without closed forms."""
-    target = (2 * v.clamp(min=SMALLEST) ** 2).log()  # price + 2 log z must come to this
     if not penalty.convex_in_log:
         return _best_of_grid(penalty, v)
-    farthest = penalty.reach(target.exp()).log().clamp(max=LARGEST_LOG_STRETCH)
-    low, high = _halve(lambda p: p + 2 * penalty.reach(p.exp()).log() > target, target - 2 * farthest - 1e-9, target)
+    low, high, log_z = _prices(penalty, v)
     ends = [penalty.reach(price.exp()).log() for price in (low, high)]
-    log_z = (target - (low + high) / 2) / 2
     return torch.minimum(torch.maximum(log_z, ends[0]), ends[1]).clamp(min=0).exp()
 
 
 def factor_stretches(factors: Sequence[Penalty], v: Values) -> Float[Tensor, "k *v"]:
     """The minimisers (z_1, ..., z_k) of sum omega_i(z_i) + v^2 / (z_1 ... z_k)^2."""
-    return Product(tuple(factors)).split(stretch(circled_plus(*factors), v))
+    if len(factors) == 1:
+        return stretch(factors[0], v)[None]
+    _check_sizes(v)
+    product = Product(tuple(factors))
+    low, high, log_z = _prices(product, v)
+    return _between(product.logs(low), product.logs(high), log_z).exp()
+
+
+def _prices(penalty: Penalty, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Neighbouring log prices between which the marginal gain 2 v^2 / z^2 lies, and the log z that belongs to it."""
+    target = (2 * v.clamp(min=SMALLEST) ** 2).log()  # price + 2 log z must come to this
+    farthest = penalty.reach(target.exp()).log().clamp(max=LARGEST_LOG_STRETCH)
+    low, high = _halve(lambda p: p + 2 * penalty.reach(p.exp()).log() > target, target - 2 * farthest - 1e-9, target)
+    return low, high, (target - (low + high) / 2) / 2
 
 
 def effective_penalty(penalty: Penalty, v: Values) -> Values:

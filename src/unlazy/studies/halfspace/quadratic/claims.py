@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, claim_row, summary
-from unlazy.studies.halfspace.failures.trainings import numbers
+from unlazy.studies.trainings import numbers
 from unlazy.studies.halfspace.quadratic.measure import key
 from unlazy.studies.halfspace.quadratic.settings import GATINGS, RULES, Pictures, gate_words
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unlazy import plots
-from unlazy.studies.halfspace.failures.trainings import numbers
+from unlazy.studies.trainings import numbers
 from unlazy.studies.halfspace.quadratic.claims import gain, is_circle, pairs
 from unlazy.studies.halfspace.quadratic.measure import key
 from unlazy.studies.halfspace.quadratic.settings import GATINGS, RULES

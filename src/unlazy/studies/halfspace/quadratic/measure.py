@@ -28,7 +28,7 @@ from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import PRESETS
-from unlazy.studies.halfspace.failures.trainings import (
+from unlazy.studies.trainings import (
     ACCURACIES,
     Training,
     accuracy_on_test_data,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unlazy.runtime import require
-from unlazy.studies.halfspace.failures.trainings import train_all
+from unlazy.studies.trainings import train_all
 from unlazy.studies.halfspace.quadratic.claims import claims
 from unlazy.studies.halfspace.quadratic.figures import draw
 from unlazy.studies.halfspace.quadratic.measure import left_out, measure, trainings

@@ -54,15 +54,22 @@ def accuracies(results: Mapping[str, Any], places: Sequence[tuple[str, str]]) ->
         axis.set_axis_off()
     for row in axes:
         row[0].set_ylabel("accuracy, %")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    figure.legend(handles=_key(), loc="outside lower center", ncols=4)
     return figure
 
 
+def _key() -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    diamond = Line2D([], [], color=plots.COLOURS["red"], marker="D", markersize=5, linestyle="")
+    diamond.set_label("the paper, test")
+    return [*(Patch(color=plots.COLOURS[colour], label=said) for _, said, colour in BARS), diamond]
+
+
 def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str]) -> None:
-    """Bars are medians over seeds, each seed a dot; numbers stand over the bars of test accuracy."""
-    for shift, (name, said, colour) in zip((-0.27, 0.0, 0.27), BARS, strict=True):
-        axis.bar([], [], color=plots.COLOURS[colour], label=said)
+    """Bars are medians over seeds, each seed a dot; their numbers stand at their feet, the paper's under the names."""
+    for shift, (name, _, colour) in zip((-0.27, 0.0, 0.27), BARS, strict=True):
         for place, model in enumerate(models):
             if name == "test_hard_gates" and model not in ("dlgn", "pwc"):
                 continue  # the same number twice

@@ -18,7 +18,7 @@ from unlazy.training.images import DeviceImages, exact_float32
 
 RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)  # relative to the mean diagonal
 HELD_OUT = 0.1  # of the training images, to choose the ridge
-AT_ONCE = 200
+AT_ONCE = 500
 
 
 def tangent_model(net: GatedImageNet, train: Images, test: Images, device: str) -> dict[str, Any]:

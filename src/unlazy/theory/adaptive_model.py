@@ -1,0 +1,120 @@
+"""Any module as a feature map: fit and predict with tangent features that adapt."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from unlazy.kernels.capture import Inputs, call, evaluating, samples, take
+from unlazy.runtime import InputError, require
+from unlazy.theory.adaptive import Alternating, Structured, Unstructured, solve_structured, solve_unstructured
+from unlazy.theory.penalties import Penalty, Power
+from unlazy.theory.tangent_layers import Layer, gram_of, tangent_layers
+
+AT_ONCE = 512  # samples predicted together
+
+
+class AdaptiveTangents:
+    """f_0 + a linear model on the tangent features of ``model``, which are transformed while it is fitted.
+
+    ``structure="layers"``: a left and a right transformation for each layer, with penalties ``left`` and ``right`` (``None``
+    keeps that side fixed; both ``None``: the plain linearised network). ``structure="free"``: one unrestricted transformation
+    with penalty ``left``. ``ridge=0`` interpolates. All in float64 on a copy; the model itself is not touched.
+
+    >>> fixed = AdaptiveTangents(nn.Linear(2, 1), left=None, right=None)
+    >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0], [3.0]])
+    >>> fixed.fit(x, y).predict(x).round(decimals=6).flatten().tolist()
+    [1.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        structure: str = "layers",
+        left: Penalty | None = Power(2),  # noqa: B008  (frozen)
+        right: Penalty | None = Power(2),  # noqa: B008
+        ridge: float = 0.0,
+        parameters: str | Sequence[str] = "trainable",
+        search: Alternating | None = None,
+    ) -> None:
+        require(structure in ("layers", "free"), f"structure must be 'layers' or 'free', got {structure!r}.")
+        if structure == "free" and left is None:
+            raise InputError("structure='free' needs its penalty: left=Power(2).")
+        self.model = copy.deepcopy(model).double()
+        self.structure, self.left, self.right, self.ridge = structure, left, right, ridge
+        self.parameters, self.search = parameters, search
+        self.solution: Structured | Unstructured | None = None
+        self._fitted_layers: list[Layer] = []
+
+    def fit(self, x: Inputs, y: Float[Tensor, "n o"]) -> AdaptiveTangents:
+        """Solve for targets ``y [n, outputs]``; the solution stays in ``solution``."""
+        x = _wide(x)
+        start = self._start(x)
+        require(
+            y.shape == start.shape, f"targets {tuple(y.shape)} do not fit the model's outputs {tuple(start.shape)}."
+        )
+        rest = (y.double() - start).flatten()
+        layers = tangent_layers(self.model, x, parameters=self.parameters)
+        if self.structure == "free":
+            self.solution, self._fitted_layers = (
+                solve_unstructured(gram_of(layers), rest, self.left, self.ridge),
+                layers,
+            )
+        else:
+            self.solution = solve_structured(
+                layers, rest, left=self.left, right=self.right, ridge=self.ridge, search=self.search
+            )
+        return self
+
+    def predict(self, x: Inputs) -> Float[Tensor, "n o"]:
+        """f_0 plus the fitted change."""
+        wide = _wide(x)
+        parts = [take(wide, slice(first, first + AT_ONCE)) for first in range(0, samples(wide), AT_ONCE)]
+        starts = [self._start(part) for part in parts]
+        return torch.cat([start + self._change(part).view_as(start) for start, part in zip(starts, parts, strict=True)])
+
+    def kernel(self, x: Inputs, x2: Inputs | None = None) -> Float[Tensor, "rows rows2"]:
+        """The adapted kernel over rows (sample, output)."""
+        first, second = self._layers(x), None if x2 is None else self._layers(x2)
+        solution = self._solved()
+        if isinstance(solution, Structured):
+            return solution.kernel(first, second)
+        changes = [solution.predict(gram_of(some, self._fitted_layers)) for some in (first, second) if some is not None]
+        return solution.kernel(gram_of(first, second), changes[0], changes[-1])
+
+    def bending(self, x: Inputs) -> Float[Tensor, "n"]:
+        """How much adaptation has raised each sample's own kernel value: adapted over original, summed over outputs."""
+        layers = self._layers(x)
+        adapted, original = self.kernel(x).diagonal(), gram_of(layers).diagonal()
+        n = samples(x)
+        return adapted.reshape(n, -1).sum(1) / original.reshape(n, -1).sum(1)
+
+    def _solved(self) -> Structured | Unstructured:
+        if self.solution is None:
+            raise InputError("not fitted yet: call fit(x, y) first.")
+        return self.solution
+
+    def _layers(self, x: Inputs) -> list[Layer]:
+        return tangent_layers(self.model, _wide(x), parameters=self.parameters)
+
+    def _change(self, x: Inputs) -> Tensor:
+        solution, layers = self._solved(), self._layers(x)
+        if isinstance(solution, Structured):
+            return solution.predict(layers)
+        return solution.predict(gram_of(layers, self._fitted_layers))
+
+    def _start(self, x: Inputs) -> Tensor:
+        with evaluating(self.model), torch.no_grad():
+            return call(self.model, x)
+
+
+def _wide(x: Inputs) -> Inputs:
+    return pytree.tree_map(
+        lambda leaf: leaf.double() if torch.is_tensor(leaf) and leaf.is_floating_point() else leaf, x
+    )

@@ -1,0 +1,393 @@
+"""Tables 1 and 2: cells at smoke scale, linear models against slow twins, verdicts on both sides of every threshold, figures."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from unlazy.data.images import load_images
+from unlazy.models.conv import ImageSpec, build_images
+from unlazy.runtime import InputError
+from unlazy.studies.halfspace.tables import claims as judging
+from unlazy.studies.halfspace.tables import measure, study, table1, table2, train
+from unlazy.studies.halfspace.tables.claims import Table, claims
+from unlazy.studies.halfspace.tables.figures import PAPER, draw
+from unlazy.studies.halfspace.tables.settings import (
+    MODELS,
+    SCALES,
+    Cell,
+    available,
+    cells,
+    matched_relu,
+    model_spec,
+    parameters,
+    planned_seconds,
+)
+from unlazy.training.images import DeviceImages
+
+NO_STEPS = lambda *_: None  # noqa: E731
+MADE_BY = {"started": "2026-01-01T00:00:00+00:00", "device": "made"}
+
+
+# --- cells -----------------------------------------------------------------------------------------
+
+
+def test_every_cell_of_the_paper_once_and_one_seed_of_all_first() -> None:
+    second = cells(SCALES["paper", 2])
+    names = [train.name_of(cell.__dict__) for cell in second]
+    assert len(set(names)) == len(names) == 2 * 2 * 4 * 3 + 2 * 4
+    places = [(cell.data, cell.layout) for cell in second[:16]]
+    assert places[::4] == [
+        ("cifar-10", "resnet-34"),
+        ("cifar-10", "resnet-110"),
+        ("cifar-100", "resnet-34"),
+        ("cifar-100", "resnet-110"),
+    ]
+    assert all(cell.seed == 0 and cell.recipe == "main" for cell in second[:16])
+    first = cells(SCALES["paper", 1])
+    assert [cell.model for cell in first[:4]] == ["relu", "dlgn", "pwc", "dln"]
+    assert {cell.model for cell in first if cell.recipe == "cost"} == {"relu", "dlgn", "pwc", "dlgn-hard", "relu-wide"}
+
+
+def test_keys_tell_cells_apart() -> None:
+    keys = [cell.key(3, 10) for table in (1, 2) for cell in cells(SCALES["paper", table])]
+    assert len(set(keys)) == len(keys)
+    cell = cells(SCALES["paper", 2])[0]
+    longer = replace(cell, settings=replace(cell.settings, epochs={"resnet-34": 30, "resnet-110": 30}))
+    assert longer.key(3, 10) != cell.key(3, 10)
+    more_seeds = replace(cell, settings=replace(cell.settings, seeds=9))
+    assert more_seeds.key(3, 10) == cell.key(3, 10)
+
+
+def test_models_of_a_layout() -> None:
+    base = ImageSpec((4, 4), channels=1)
+    gatings = {model: model_spec(base, model, 4.0).gating for model in MODELS}
+    assert gatings == {
+        **dict.fromkeys(("relu", "relu-wide", "tangent", "trace"), "own"),
+        "dln": "open",
+        **dict.fromkeys(("dlgn", "pwc", "dlgn-hard", "pwc-hard"), "linear"),
+    }
+    assert model_spec(base, "pwc-hard", 4.0).experts == model_spec(base, "pwc", 4.0).experts == "constant"
+    wide = matched_relu(study_base())
+    assert parameters(wide) == pytest.approx(parameters(study_base()), rel=0.03)
+    assert parameters(study_base().relu()) == 27_546
+
+
+def study_base() -> ImageSpec:
+    cell = next(cell for cell in cells(SCALES["paper", 1]) if cell.model == "dlgn")
+    return cell.spec(3, 10)
+
+
+def test_recipes_of_the_tables() -> None:
+    one = cells(SCALES["paper", 1])[0].training()
+    assert (one.optimiser, one.schedule, one.augment, one.standardise, one.smoothing) == (
+        *("adam", "constant"),
+        *(False, False, 0.0),
+    )
+    by_recipe = {cell.recipe: cell.training() for cell in cells(SCALES["paper", 2])}
+    assert by_recipe["main"].augment
+    assert not by_recipe["plain"].augment
+    assert replace(by_recipe["main"], augment=False, smoothing=0.0) == by_recipe["plain"]
+
+
+def test_digits_stand_in_for_missing_pictures(tmp_path: Path) -> None:
+    found = available(SCALES["desk", 1], tmp_path)
+    assert found.data == ("digits",)
+    assert len(load_images("digits")) >= found.images
+
+
+# --- linear models ---------------------------------------------------------------------------------
+
+
+def small_digits(n: int, split: str = "train") -> Any:
+    return load_images("digits", split).take(slice(n))
+
+
+def test_tangent_model_is_ridge_least_squares_on_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "AT_ONCE", 7)  # several parts, the last one short
+    net = build_images(ImageSpec((2, 2), channels=1, batch_norm=False).relu()).double()
+    images = small_digits(15)
+    data = DeviceImages.put(images, "cpu", standardise=False)
+    data = replace(data, low=data.low.double(), range=data.range.double())
+    x, rows, rest = data.floats(data.pixels), [], []
+    for i in range(15):
+        outputs = net(x[i : i + 1])[0]
+        for k in range(10):
+            gradients = torch.autograd.grad(outputs[k], list(net.parameters()), retain_graph=True)
+            rows.append(torch.cat([g.flatten() for g in gradients]))
+            rest.append(float(k == int(images.labels[i])) - float(outputs[k].detach()))
+    jacobian, residual = torch.stack(rows), torch.tensor(rest, dtype=torch.float64)
+    gram, target = measure.normal_equations(net, data, range(15))
+    # the columns may come in another order: compare what does not depend on it
+    torch.testing.assert_close(torch.linalg.eigvalsh(gram), torch.linalg.eigvalsh(jacobian.T @ jacobian))
+    torch.testing.assert_close(target.sort()[0], (jacobian.T @ residual).sort()[0])
+    ridge = 1e-3
+    theta = measure.solve(gram, target, ridge)
+    assert theta is not None
+    shift = ridge * float((jacobian**2).sum()) / jacobian.shape[1]
+    slow = torch.linalg.solve(jacobian.T @ jacobian + shift * torch.eye(jacobian.shape[1]), jacobian.T @ residual)
+    predicted = net(x).detach().flatten() + jacobian @ slow
+    right = (predicted.reshape(15, 10).argmax(1) == images.labels).double().mean()
+    assert measure.linear_accuracies(net, data, range(15), theta[:, None]) == [pytest.approx(float(right))]
+
+
+def test_solve_says_where_it_breaks_down() -> None:
+    broken = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
+    assert measure.solve(broken, torch.ones(2, dtype=torch.float64), 0.0) is None
+    whole = measure.solve(broken + 3 * torch.eye(2), torch.eye(2, dtype=torch.float64), 0.0)
+    torch.testing.assert_close(whole, torch.linalg.inv(broken + 3 * torch.eye(2)))
+
+
+def test_linear_models_beat_chance_on_digits() -> None:
+    net = build_images(ImageSpec((8, 8, 8), channels=1, batch_norm=False).relu())
+    for model in (measure.tangent_model, measure.trace_model):
+        found = model(net, small_digits(200), small_digits(100, "test"), "cpu")
+        assert found["test_as_trained"] > 0.3
+        assert found["train_as_trained"] >= found["test_as_trained"]
+        assert f"{found['ridge']:g}" in found["held_out_by_ridge"]
+
+
+# --- verdicts --------------------------------------------------------------------------------------
+
+
+def cell(data: str, layout: str, model: str, test: float, *, seed: int = 0, **more: Any) -> dict[str, Any]:
+    """A made cell; accuracies in percent."""
+    made = {"data": data, "layout": layout, "model": model, "recipe": "main", "seed": seed, "epochs": 10}
+    numbers = {"test_as_trained": test / 100, "test_hard_gates": test / 100 - 0.1, "train_as_trained": test / 100 + 0.1}
+    return {**made, **numbers, "best_test": test / 100, "provenance": MADE_BY, "key": str(more), **more}
+
+
+def first_table(**tests: float) -> dict[str, Any]:
+    """A made Table 1 of two seeds that has everything the paper says."""
+    accuracy = {"relu": 72.2, "dlgn": 73.2, "pwc": 72.4, "dln": 40.8, "tangent": 50.0} | {
+        name.replace("_", "-"): value for name, value in tests.items()
+    }
+    made = []
+    for seed in range(2):
+        for model, test in accuracy.items():
+            train_share = 0.96 if model == "relu" else 0.85
+            made.append(
+                cell(
+                    *("cifar-10", "conv", model, test),
+                    seed=seed,
+                    train_as_trained=train_share,
+                    epochs=0 if model == "tangent" else 10,
+                )
+            )
+    cost = {"seconds_per_epoch": 1.0, "peak_megabytes": 100.0, "images_per_second": 1e5, "parameters": 100}
+    dear = {"seconds_per_epoch": 2.0, "peak_megabytes": 180.0, "images_per_second": 6e4, "parameters": 200}
+    made.append(cell("cifar-10", "conv", "relu", 50, recipe="cost", epochs=3, **cost))
+    made.append(cell("cifar-10", "conv", "dlgn", 50, recipe="cost", epochs=3, **dear))
+    settings = {"data": ["cifar-10"], "images": 50_000}
+    return {"study": "table1", "scale": "paper", "settings": settings, "provenance": MADE_BY, "cells": made}
+
+
+def second_table(gap: float = 5.5) -> dict[str, Any]:
+    made = []
+    for data in ("cifar-10", "cifar-100"):
+        for layout in ("resnet-34", "resnet-110"):
+            made += [cell(data, layout, "relu", 90), cell(data, layout, "dlgn", 90 - gap)]
+            made += [cell(data, layout, "dlgn-hard", 87), cell(data, layout, "pwc-hard", 86)]
+    settings = {"data": ["cifar-10", "cifar-100"], "images": 50_000}
+    return {"study": "table2", "scale": "paper", "settings": settings, "provenance": MADE_BY, "cells": made}
+
+
+def verdicts(results: dict[str, Any]) -> dict[str, str]:
+    return {row["id"]: row["verdict"] for row in claims(results)}
+
+
+def test_the_papers_numbers_hold() -> None:
+    assert verdicts(first_table()) == dict.fromkeys(("C20", "C21", "C22", "C23", "C25", "F5"), "holds")
+    assert verdicts(second_table()) == {"C24": "holds"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "changes"),
+    [
+        ("C20", {"relu": 71.6}),
+        ("C20", {"pwc": 70.0}),
+        ("C21", {"dln": 64.0}),
+        ("C23", {"tangent": 64.0}),
+        ("C25", {"pwc": 71.6}),
+        ("C25", {"pwc": 74.8}),
+    ],
+)
+def test_other_accuracies_flip_the_verdict(claim: str, changes: dict[str, float]) -> None:
+    assert verdicts(first_table(**changes))[claim] == "fails"
+
+
+def test_training_accuracy_decides_c22() -> None:
+    results = first_table()
+    for made in results["cells"]:
+        if made["model"] == "dlgn":
+            made["train_as_trained"] = 0.97
+    assert verdicts(results)["C22"] == "partly"  # tests are still equal
+    assert verdicts(first_table(dlgn=69.0))["C22"] == "partly"
+
+
+@pytest.mark.parametrize("name", ["seconds_per_epoch", "peak_megabytes", "images_per_second"])
+def test_each_cost_counts_for_f5(name: str) -> None:
+    results = first_table()
+    dear = next(made for made in results["cells"] if made["recipe"] == "cost" and made["model"] == "dlgn")
+    dear[name] = 1e6 if name == "images_per_second" else 0.5
+    row = next(row for row in claims(results) if row["id"] == "F5")
+    assert row["verdict"] == "partly"
+    assert [part["verdict"] for part in row["parts"]].count("fails") == 1
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(3.0, "partly"), (4.0, "holds"), (7.0, "holds"), (8.0, "partly")])
+def test_gaps_of_residual_networks_on_both_sides(gap: float, verdict: str) -> None:
+    row = claims(second_table(gap))[0]
+    assert row["verdict"] == verdict
+    assert len(row["parts"]) == 8
+    failing = [part["rule"] for part in row["parts"] if part["verdict"] == "fails"]
+    assert set(failing) == ({"> 3.5"} if gap < 3.5 else {"< 7.5"} if gap > 7.5 else set())
+
+
+def test_cells_that_were_not_run_leave_claims_open() -> None:
+    results = second_table()
+    results["cells"] = [
+        made for made in results["cells"] if made["layout"] == "resnet-34" and made["data"] == "cifar-10"
+    ]
+    row = claims(results)[0]
+    assert row["verdict"] == "partly"
+    assert [part["verdict"] for part in row["parts"]] == ["holds"] * 2 + ["censored"] * 6
+    results["cells"] = [made for made in results["cells"] if made["model"] == "relu"]
+    assert verdicts(results) == {"C24": "not run yet"}
+    without_tangent = first_table()
+    without_tangent["cells"] = [made for made in without_tangent["cells"] if made["model"] != "tangent"]
+    assert verdicts(without_tangent)["C23"] == "not run yet"
+
+
+def test_small_results_are_not_judged() -> None:
+    for key, value in (("images", 4000), ("data", ["digits"])):
+        results = first_table()
+        results["settings"][key] = value
+        assert set(verdicts(results).values()) == {"not run yet"}
+    results = first_table() | {"scale": "desk"}
+    assert set(verdicts(results).values()) == {"not run yet"}
+
+
+def test_networks_are_compared_at_equal_epochs_and_seeds() -> None:
+    results = first_table()
+    results["cells"] += [
+        cell("cifar-10", "conv", "relu", 99, seed=0, epochs=50),
+        cell("cifar-10", "conv", "dlgn", 9, seed=7),
+    ]
+    table = Table(results)
+    np.testing.assert_allclose(table.percent(("relu", "dlgn")), [[72.2, 72.2], [73.2, 73.2]])
+    np.testing.assert_allclose(table.percent(("relu",)), [[99]])  # alone: its longest training
+    assert np.isnan(table.percent(("relu", "dlgn-hard"))).all()
+
+
+# --- end to end ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "module"), [(1, table1), (2, table2)])
+def test_smoke_runs_judges_nothing_and_draws(number: int, module: Any, tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    made = module.reproduce(
+        "smoke", runs=tmp_path / "runs", results=tmp_path / "results", progress=lambda *step: steps.append(step)
+    )
+    wanted = cells(SCALES["smoke", number])
+    assert {train.name_of(found) for found in made["cells"]} == {train.name_of(one.__dict__) for one in wanted}
+    assert ("networks", len(wanted), len(wanted)) in steps
+    assert {row["verdict"] for row in made["claims"]} == {"not run yet"}
+    written = json.loads((tmp_path / "results" / f"table{number}" / "smoke.json").read_text())
+    assert written["cells"] == made["cells"]
+    assert written["provenance"]["data_sha256"]
+    picture = tmp_path / "results" / f"table{number}" / "smoke" / f"{judging.FIGURE_OF[f'table{number}']}.png"
+    assert picture.stat().st_size > 10_000
+
+
+def test_finished_cells_are_skipped_and_budgets_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, path, told = SCALES["smoke", 2], tmp_path / "kept.json", list[str]()
+    found = train.run(settings, path, "smoke", only="relu,main", tell=told.append)
+    assert [one["model"] for one in found] == ["relu"]
+    ran: list[str] = []
+
+    def stand_in(cell: Cell, *_: Any, **__: Any) -> dict[str, Any]:
+        ran.append(cell.model)
+        pictures = train.Pictures(settings)
+        numbers = {"test_as_trained": 0.5, "seconds_in_all": 1.0, "provenance": MADE_BY}
+        return {"key": train.cell_key(cell, pictures), **cell.describe(), **numbers}
+
+    monkeypatch.setattr(train, "run_cell", stand_in)
+    train.run(settings, path, "smoke", seconds=0.0, tell=told.append)
+    assert ran == []
+    assert sum(line.startswith("left out") for line in told) == 3
+    train.run(settings, path, "smoke", tell=told.append)
+    assert ran == ["dlgn-hard", "dlgn", "pwc-hard"]  # not the ReLU network again
+    assert len(train.load(path)["cells"]) == 4
+    with pytest.raises(InputError, match="no cell"):
+        train.run(settings, path, "smoke", only="vgg")
+
+
+def test_plans_follow_what_was_measured() -> None:
+    one = cells(SCALES["paper", 2])[0]
+    known = one.describe() | {"seconds_in_all": 30.0, "epochs": 10}
+    assert train.expected_seconds(one, []) == planned_seconds(one)
+    assert train.expected_seconds(one, [known]) == pytest.approx(3.0 * one.epochs)
+    assert train.expected_seconds(one, [known | {"recipe": "cost"}]) == planned_seconds(one)
+
+
+def test_merging_keeps_every_cell_and_the_newer_of_two() -> None:
+    first = {"study": "table2", "cells": [{"key": "a", "test": 1}, {"key": "b", "test": 2}]}
+    second = {"study": "table2", "cells": [{"key": "b", "test": 3}, {"key": "c", "test": 4}]}
+    assert [one["test"] for one in train.merge(first, second)["cells"]] == [1, 3, 4]
+    with pytest.raises(InputError, match="do not mix"):
+        train.merge(first, second | {"study": "table1"})
+
+
+def test_paper_scale_judges_the_measured_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    where: dict[str, Any] = {"runs": tmp_path, "results": tmp_path, "progress": NO_STEPS}
+    with pytest.raises(InputError, match="wants a GPU"):
+        table2.reproduce("paper", **where)
+    path = study.measured_file(tmp_path, 2, "paper")
+    train.save(path, SCALES["paper", 2], "paper", second_table()["cells"])
+    assert table2.reproduce("paper", **where)["claims"][0]["verdict"] == "holds"
+
+
+def test_the_gpu_side_needs_neither_drawing_nor_command_line_packages(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "for name in ('matplotlib', 'typer', 'rich', 'scipy', 'sklearn'): sys.modules[name] = None\n"
+        "from unlazy.studies.halfspace.tables import study\n"
+        "study.main(['--table', '2', '--help'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "--seconds" in done.stdout
+
+
+# --- figures ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("results", [first_table(dlgn_hard=71.0, pwc_hard=70.0), second_table()], ids=["1", "2"])
+def test_figures_show_measured_bars_and_the_papers_diamonds(results: dict[str, Any]) -> None:
+    before = copy.deepcopy(results)
+    (figure,) = draw(results).values()
+    assert results == before
+    panels = [axis for axis in figure.axes if axis.get_title(loc="left")]
+    places = {(made["data"], made["layout"]) for made in results["cells"]}
+    assert {tuple(axis.get_title(loc="left").split(", ")) for axis in panels} == places
+    for axis in panels:
+        data, layout = axis.get_title(loc="left").split(", ")
+        heights = {round(float(bar.get_height()), 1) for bar in axis.patches}
+        shown = [made for made in results["cells"] if (made["data"], made["layout"]) == (data, layout)]
+        wanted = {round(100 * made["test_as_trained"], 1) for made in shown if made["recipe"] == "main"}
+        assert wanted <= heights
+        diamonds = [
+            float(line.get_ydata()[0]) for line in axis.lines if line.get_marker() == "D" and len(line.get_ydata())
+        ]
+        assert sorted(diamonds) == sorted(value for place, value in PAPER.items() if place[:2] == (data, layout))
