@@ -180,6 +180,20 @@ def test_networks_learn_stripes(name: str) -> None:
         assert found["test_hard_gates"] == found["test_as_trained"]
 
 
+def test_accuracies_count_soft_and_hard_gates_apart() -> None:
+    net, images = build_images(SMALL).eval(), stripes(300)
+    data = DeviceImages.put(images, "cpu")
+    x = data.floats(data.pixels)
+    with torch.no_grad():
+        answers = {"as_trained": net(x).argmax(1), "hard_gates": net.hard()(x).argmax(1)}
+    assert not torch.equal(answers["as_trained"], answers["hard_gates"])
+    for labels in answers.values():
+        found = training.accuracies(net, replace(data, labels=labels), data)
+        for name, given in answers.items():
+            assert found[f"train_{name}"] == pytest.approx(float((given == labels).float().mean()))
+            assert found[f"test_{name}"] == pytest.approx(float((given == images.labels).float().mean()))
+
+
 def test_training_is_repeatable_and_follows_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "EVALUATED_AT_ONCE", 7)  # several parts, the last one short
     recipe = replace(QUICK, epochs=1, augment=True)

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
         top_normalise,
         trace_normalise,
     )
+    from unlazy.kernels.flow import kernel_flow
     from unlazy.kernels.gram import Plan
-    from unlazy.kernels.overlap import layer_overlap, neural_path_kernel, overlap_kernel, path_count
+    from unlazy.kernels.overlap import gate_ties, layer_overlap, neural_path_kernel, overlap_kernel, path_count
     from unlazy.kernels.projection import Projected, project_tangents
     from unlazy.kernels.record import record
     from unlazy.kernels.regression import kernel_regression
+    from unlazy.kernels.replay import ChangeShares, attribute_change, gated_value_kernel
     from unlazy.kernels.tangent import layer_kernels, plan_tangent, tangent_diagonal, tangent_features, tangent_kernel
     from unlazy.models.build import DLGN, DeepLinearNet, ReLUNet, build, build_stack, member
     from unlazy.models.gates import Gates, HardGate, SoftGate
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from unlazy.theory.regions import Polyhedron, circle_pieces, path_polyhedron
     from unlazy.theory.value_kernel import expected_value_kernel
     from unlazy.training.ensemble import Member
+    from unlazy.training.finished import FeaturesFinished, Retraining, features_finished
     from unlazy.training.fit import Recipe, fit
     from unlazy.training.linearised import GradientFlow, Linearised, linearise
 
@@ -103,6 +106,11 @@ _HOME = {
     "kernel_velocity": "kernels.compare",
     "spectrum": "kernels.compare",
     "kernel_regression": "kernels.regression",
+    "gate_ties": "kernels.overlap",
+    "kernel_flow": "kernels.flow",
+    "gated_value_kernel": "kernels.replay",
+    "attribute_change": "kernels.replay",
+    "ChangeShares": "kernels.replay",
     "agop": "kernels.agop",
     "layer_agops": "kernels.agop",
     "feature_ansatz": "kernels.agop",
@@ -142,6 +150,9 @@ _HOME = {
     "Member": "training.ensemble",
     "Recipe": "training.fit",
     "fit": "training.fit",
+    "features_finished": "training.finished",
+    "Retraining": "training.finished",
+    "FeaturesFinished": "training.finished",
     "linearise": "training.linearised",
     "Linearised": "training.linearised",
     "GradientFlow": "training.linearised",

@@ -193,7 +193,7 @@ class _StraightThrough(torch.autograd.Function):
         (grad,), (q, v) = grads, ctx.saved_tensors
         soft = torch.sigmoid(ctx.beta * q)
         to_gate = (grad * v).mul_(ctx.beta) * (soft * (1 - soft))
-        return to_gate.to(q.dtype), torch.where(q >= 0, grad, 0).sum_to_size(v.shape).to(v.dtype), None
+        return to_gate.to(q.dtype), torch.where(q >= 0, grad, 0).to(v.dtype), None  # autograd sums broadcast axes
 
 
 def gated(rule: GateRule, q: Tensor, v: Tensor) -> Tensor:

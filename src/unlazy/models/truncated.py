@@ -221,14 +221,14 @@ def step(net: TruncatedNet, found: Gradients, phase: Phase) -> TruncatedNet:
     )
 
 
-class OuterAdam:
-    """Adam's running moments for the outer weights of one phase."""
+class Adam:
+    """Adam's running moments for one tensor."""
 
-    def __init__(self, like: Float[Tensor, " units"]) -> None:
+    def __init__(self, like: Float[Tensor, "*shape"]) -> None:
         self.first, self.second, self.seen = torch.zeros_like(like), torch.zeros_like(like), 0
 
-    def move(self, gradient: Float[Tensor, " units"], rate: float) -> Float[Tensor, " units"]:
-        """What to add to the outer weights."""
+    def move(self, gradient: Float[Tensor, "*shape"], rate: float) -> Float[Tensor, "*shape"]:
+        """What to add to the tensor."""
         self.seen += 1
         self.first = 0.9 * self.first + 0.1 * gradient
         self.second = 0.999 * self.second + 0.001 * gradient.square()
@@ -251,7 +251,7 @@ def train(
         watch(0, net)
     done = 0
     for phase in schedule:
-        adam = OuterAdam(net.a)
+        adam = Adam(net.a)
         for number in range(phase.steps):
             done += 1
             found = gradients(net, *batches(done), phase.noise)

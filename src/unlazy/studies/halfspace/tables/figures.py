@@ -80,20 +80,16 @@ def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str
             axis.bar(place + shift, middle, 0.25, color=plots.COLOURS[colour])
             if len(values) > 1:
                 axis.plot([place + shift] * len(values), values, "o", markersize=2, color=plots.COLOURS["black"])
-            axis.text(place + shift, middle + 1.5, f"{middle:.1f}", ha="center", va="bottom", fontsize=6, rotation=90)
-    axis.plot([], [], "D", color=plots.COLOURS["red"], markersize=5, label="the paper, test")
+            text = axis.text(place + shift, 2, f"{middle:.1f}", ha="center", va="bottom", fontsize=7, rotation=90)
+            text.set_color("black" if colour == "orange" else "white")
+    names = []
     for place, model in enumerate(models):
-        if (data, layout, model) in PAPER:
-            axis.plot(
-                place,
-                PAPER[data, layout, model],
-                "D",
-                color=plots.COLOURS["red"],
-                markersize=5,
-                markeredgecolor="white",
-            )
-    axis.set_xticks(range(len(models)), [_wrapped(MODELS[model]) for model in models], fontsize=7)
-    axis.set(ylim=(0, 115), xlim=(-0.6, len(models) - 0.4), title=f"{data}, {layout}")
+        theirs = PAPER.get((data, layout, model))
+        names.append(_wrapped(MODELS[model]) + ("" if theirs is None else f"\n(paper: {theirs:g})"))
+        if theirs is not None:
+            axis.plot(place, theirs, "D", color=plots.COLOURS["red"], markersize=6, markeredgecolor="white")
+    axis.set_xticks(range(len(models)), names, fontsize=7)
+    axis.set(ylim=(0, 104), xlim=(-0.6, len(models) - 0.4), title=f"{data}, {layout}")
     axis.set_yticks(range(0, 101, 20))
 
 

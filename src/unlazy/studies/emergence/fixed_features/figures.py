@@ -1,0 +1,62 @@
+"""The figures of the fixed-features study: accuracy against steps, and the loss where the bound binds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unlazy import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CURVES = (
+    ("network", "network, features learned", "blue"),
+    ("linearised", "its linearisation (NTK)", "orange"),
+    ("random", "random features", "green"),
+)
+
+
+def draw(table: Mapping[str, Any]) -> dict[str, Figure]:
+    """All figures by name."""
+    with plots.style():
+        return {"accuracy": accuracy_figure(table), "bound": bound_figure(table)}
+
+
+def accuracy_figure(table: Mapping[str, Any]) -> Figure:
+    """Test accuracy against steps on both kinds of data, with the best tuned fixed features as a line."""
+    figure, axes = plots.grid(1, 2, (4.6, 3.6), sharey=True)
+    for axis, kind in zip(axes[0], ("structured", "unstructured"), strict=True):
+        rows = table[f"network_{kind}"]
+        for name, label, colour in CURVES:
+            curves = np.array([row["curves"][name] for row in rows])
+            plots.band(axis, curves[0, :, 0], curves[:, :, 1].T, label, colour)
+        wide = float(np.median([row["wide"] for row in table[f"wide_{kind}"]]))
+        label = f"{table['settings']['wide']} random features, tuned ridge: {wide:.3f}"
+        axis.axhline(wide, color=plots.COLOURS["red"], linestyle="--", label=label)
+        axis.axhline(0.5, color=plots.COLOURS["grey"], linestyle=":")
+        axis.set(xlabel="step", title=f"{kind} inputs", ylim=(0.45, 1.02))
+        plots.legend_below(axis, 1)
+    axes[0, 0].set_ylabel("test accuracy")
+    return figure
+
+
+def bound_figure(table: Mapping[str, Any]) -> Figure:
+    """Hinge loss over the ball for every relevant set, above the bound; the trained network below it."""
+    figure, axes = plots.grid(1, 1, (5.2, 3.4))
+    axis, rows = axes[0, 0], table["ball"]
+    place = np.arange(1, len(rows) + 1)
+    for name, colour, mark in (("neurons", "green", "o"), ("cosines", "orange", "s")):
+        values = [row[f"certified_{name}"] for row in rows]
+        label = f"random {name}, certified least loss"
+        axis.plot(place, values, mark, color=plots.COLOURS[colour], label=label, markersize=4)
+    learned = [row["network_hinge"] for row in table["bound_network"]]
+    axis.plot(place[: len(learned)], learned, "*", color=plots.COLOURS["blue"], label="trained network", markersize=9)
+    bound = rows[0]["bound"]
+    axis.axhline(bound, color=plots.COLOURS["red"], label=f"Theorem 2: {bound:.3f}")
+    axis.set(xlabel="relevant set", ylabel="hinge loss", ylim=(0, 1.05), xticks=place[::3])
+    axis.set_title("no readout of fixed features falls below the bound")
+    plots.legend_below(axis)
+    return figure

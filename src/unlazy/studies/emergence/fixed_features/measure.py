@@ -1,0 +1,233 @@
+"""One seed of the fixed-features study: settings, and the measurements its jobs make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unlazy.data.patterns import Patterns, PatternSample
+from unlazy.models.truncated import Phase, TruncatedNet, train
+from unlazy.runtime import stream
+from unlazy.studies.emergence.common import Size, Values, accuracy, first_steps
+from unlazy.studies.emergence.fixed_features.methods import (
+    Split,
+    descend_linearised,
+    least_hinge_in_ball,
+    linearised_kernel,
+    random_cosines,
+    random_neurons,
+    ridge_on_features,
+    ridge_on_kernel,
+)
+from unlazy.theory.bounds import fixed_feature_bound
+
+KINDS = ("structured", "unstructured")
+
+
+@dataclass(frozen=True)
+class Settings(Size):
+    """One scale. ``wide``: the most random features; ``bound_*``: the setting in which Theorem 2 binds."""
+
+    samples: int = 6_000
+    validation: int = 2_000
+    steps: int = 600
+    batch: int = 500
+    outer_rate: float = 0.1
+    linear_rate: float = 0.01
+    every: int = 20
+    widths: tuple[int, ...] = (2_000,)
+    wide: int = 20_000
+    wide_seeds: int = 3
+    plain_seeds: int = 3
+    plain_steps: int = 2_008  # the paper's T = m^(4/3)
+    bound_patterns: int = 176
+    bound_relevant: int = 11
+    bound_features: int = 600
+    bound_norm: float = 10.0
+    bound_samples: int = 20_000
+    bound_sets: int = 20
+    bound_network_seeds: int = 3
+    bound_steps: int = 1_000
+    bound_outer_rate: float = 0.3
+
+
+SCALES = {
+    "smoke": Settings(
+        seeds=2,
+        inputs=60,
+        patterns=20,
+        relevant=3,
+        pairs=20,
+        samples=300,
+        tests=200,
+        validation=100,
+        steps=20,
+        batch=50,
+        every=10,
+        widths=(50,),
+        wide=500,
+        wide_seeds=1,
+        plain_seeds=1,
+        plain_steps=10,
+        bound_patterns=40,
+        bound_relevant=5,
+        bound_features=10,
+        bound_norm=1.0,
+        bound_samples=300,
+        bound_sets=2,
+        bound_network_seeds=1,
+        bound_steps=20,
+    ),
+    "desk": Settings(
+        seeds=5, samples=3_000, wide=8_000, wide_seeds=1, plain_seeds=1, bound_sets=10, bound_network_seeds=1
+    ),
+    "paper": Settings(seeds=10),
+}
+
+
+def _samples(settings: Settings, kind: str, seed: int) -> tuple[Patterns, PatternSample, PatternSample]:
+    patterns = settings.data(seed, kind == "structured")
+    return patterns, patterns.draw(settings.samples), patterns.draw(settings.tests, "test")
+
+
+def _float32_batches(sample: PatternSample, batch: int, seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Rows drawn with replacement, the same at step t for every method."""
+    phi, y = sample.phi.float(), sample.y.float()
+
+    def rows(step: int) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(0, len(sample), (batch,), generator=stream(seed, "batch", step))
+        return phi[chosen], y[chosen]
+
+    return rows
+
+
+def _train_on(
+    settings: Settings,
+    patterns: Patterns,
+    sample: PatternSample,
+    seed: int,
+    phase: Phase,
+    watch: Callable[[int, TruncatedNet], None],
+) -> TruncatedNet:
+    """Two full-gradient steps in float64, then a third phase on mini-batches in float32."""
+    two = first_steps(settings.start(patterns, seed), settings.schedule(patterns), sample)
+    for number, net in enumerate(two[:2]):
+        watch(number, net.to(torch.float32))
+    batches = _float32_batches(sample, settings.batch, seed)
+    weights = torch.full((settings.batch,), 1 / settings.batch)
+    return train(
+        two[2].to(torch.float32), (phase,), lambda step: (*batches(step), weights), lambda t, net: watch(t + 2, net)
+    )
+
+
+def network(settings: Settings, kind: str, seed: int) -> Values:
+    """The network, and its linearisation and random features trained on the same batches: test accuracy against steps."""
+    patterns, sample, test = _samples(settings, kind, seed)
+    phi, y = test.phi.float(), test.y.float()
+    third = settings.schedule(patterns, steps=settings.steps, outer_rate=settings.outer_rate)[2]
+    curves: dict[str, list[list[float]]] = {"network": [], "linearised": [], "random": []}
+
+    def watch(step: int, net: TruncatedNet) -> None:
+        if step <= 2 or step % settings.every == 0 or step == settings.steps + 2:
+            curves["network"].append([step, accuracy(net(phi), y)])
+
+    net = _train_on(settings, patterns, sample, seed, third, watch)
+    start = settings.start(patterns, seed).to(torch.float32)
+    for name, outer_only, rate in (
+        ("linearised", False, settings.linear_rate),
+        ("random", True, settings.outer_rate),
+    ):
+
+        def look(step: int, function: Callable[[Tensor], Tensor], name: str = name) -> None:
+            if step % settings.every == 0 or step == settings.steps:
+                curves[name].append([step, accuracy(function(phi), y)])
+
+        batches = _float32_batches(sample, settings.batch, seed)
+        descend_linearised(start, batches, settings.steps, rate, look, outer_only=outer_only)
+    output = net(phi)
+    uniform = test.uniform
+    return {
+        "curves": curves,
+        "accuracy": accuracy(output, y),
+        "accuracy_uniform": accuracy(output[uniform], y[uniform]),
+        "hinge": float((1 - y * output).clamp_min(0).mean()),
+        "counting": accuracy(test.phi[:, patterns.is_relevant()].sum(1), test.y),
+    }
+
+
+def fixed(settings: Settings, kind: str, seed: int) -> Values:
+    """Ridge readouts of the linearised network, of its neurons at the start, and of more random neurons."""
+    patterns, sample, test = _samples(settings, kind, seed)
+    held = patterns.draw(settings.validation, "validation")
+    y = Split(sample.y, held.y, test.y)
+    start = settings.start(patterns, seed)
+    kernels = [linearised_kernel(start, part.phi, sample.phi) for part in (sample, held, test)]
+    fits = {"linearised": ridge_on_kernel(kernels[0], kernels[1], kernels[2], y)}
+    half = TruncatedNet(start.w[: settings.pairs], start.b[: settings.pairs], start.a[: settings.pairs])
+    fits["random"] = ridge_on_features(half.neurons(sample.phi), half.neurons(held.phi), half.neurons(test.phi), y)
+    for width in settings.widths:
+        features = random_neurons(patterns.patterns, width, patterns.relevant, seed)
+        fits[f"random_{width}"] = ridge_on_features(features(sample.phi), features(held.phi), features(test.phi), y)
+    values: Values = {name: fit.test for name, fit in fits.items()}
+    values |= {f"{name}_ridge": fit.ridge for name, fit in fits.items()}
+    uniform = test.uniform
+    return values | {f"{name}_uniform": accuracy(fit.output[uniform], test.y[uniform]) for name, fit in fits.items()}
+
+
+def wide(settings: Settings, kind: str, seed: int) -> Values:
+    """Ridge on the most random neurons, in float32."""
+    patterns, sample, test = _samples(settings, kind, seed)
+    held = patterns.draw(settings.validation, "validation")
+    features = random_neurons(patterns.patterns, settings.wide, patterns.relevant, seed)
+    parts = [features(part.phi.float()) for part in (sample, held, test)]
+    fit = ridge_on_features(parts[0], parts[1], parts[2], Split(sample.y.float(), held.y.float(), test.y.float()))
+    return {"wide": fit.test, "wide_ridge": fit.ridge}
+
+
+def plain(settings: Settings, kind: str, seed: int) -> Values:
+    """The paper's own third phase, constants taken as one: plain descent of all parameters."""
+    patterns, sample, test = _samples(settings, kind, seed)
+    third = settings.schedule(patterns, steps=settings.plain_steps)[2]
+    net = _train_on(settings, patterns, sample, seed, third, lambda step, net: None)
+    output, y = net(test.phi.float()), test.y.float()
+    return {"plain": accuracy(output, y), "plain_hinge": float((1 - y * output).clamp_min(0).mean())}
+
+
+# --- where Theorem 2 binds ---------------------------------------------------------------------------
+
+
+def _bound_data(settings: Settings, seed: int) -> Patterns:
+    inputs = max(settings.inputs, settings.bound_patterns)
+    return Patterns(inputs, settings.bound_patterns, settings.bound_relevant, seed=seed)
+
+
+def ball(settings: Settings, seed: int) -> Values:
+    """The least hinge loss over the ball for one random relevant set; the features are the same for every set."""
+    size, k = settings.bound_patterns, settings.bound_relevant
+    sample = _bound_data(settings, seed).draw(settings.bound_samples)
+    values: Values = {
+        "bound": fixed_feature_bound(
+            features=settings.bound_features, norm=settings.bound_norm, patterns=size, relevant=k
+        ).value
+    }
+    kinds = {
+        "neurons": random_neurons(size, settings.bound_features, k),
+        "cosines": random_cosines(size, settings.bound_features),
+    }
+    for name, features in kinds.items():
+        found = least_hinge_in_ball(features(sample.phi), sample.y, settings.bound_norm)
+        values |= {f"certified_{name}": found.certified, f"reached_{name}": found.reached}
+    return values
+
+
+def bound_network(settings: Settings, seed: int) -> Values:
+    """The trained network's hinge loss on fresh rows of the same distribution."""
+    patterns = _bound_data(settings, seed)
+    sample, test = patterns.draw(settings.bound_samples), patterns.draw(settings.tests, "test")
+    third = settings.schedule(patterns, steps=settings.bound_steps, outer_rate=settings.bound_outer_rate)[2]
+    net = _train_on(settings, patterns, sample, seed, third, lambda step, net: None)
+    output, y = net(test.phi.float()), test.y.float()
+    return {"network_hinge": float((1 - y * output).clamp_min(0).mean()), "network_accuracy": accuracy(output, y)}
