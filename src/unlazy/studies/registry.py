@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from unlazy.runtime import InputError
 
@@ -113,3 +113,16 @@ def check_scale(scale: str) -> str:
     if scale not in SCALES:
         raise InputError(f"scale must be one of {', '.join(SCALES)}; got {scale!r}.")
     return scale
+
+
+SettingsOf = TypeVar("SettingsOf")
+
+
+def settings_of(scales: Mapping[str, SettingsOf], scale: str, seeds: int | None, *fields: str) -> SettingsOf:
+    """The settings of a scale, with another number of seeds (in ``fields``, or ``seeds``) if one is given."""
+    settings = scales[check_scale(scale)]
+    if seeds is None:
+        return settings
+    if seeds < 1:
+        raise InputError(f"seeds must be at least 1, got {seeds}.")
+    return replace(settings, **dict.fromkeys(fields or ("seeds",), seeds))  # type: ignore[type-var]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unlazy.runtime import require
 from unlazy.studies.halfspace.circle.claims import claims
 from unlazy.studies.halfspace.circle.figures import draw
 from unlazy.studies.halfspace.circle.measure import measure
 from unlazy.studies.halfspace.circle.settings import SCALES, Settings, stacks
 from unlazy.studies.halfspace.circle.train import run
-from unlazy.studies.registry import check_scale
+from unlazy.studies.registry import settings_of
 from unlazy.studies.results import common_provenance, save, table_of
 
 Progress = Callable[[str, int, int], None]
@@ -21,11 +19,7 @@ Progress = Callable[[str, int, int], None]
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
     """The settings of a scale, with another number of seeds if one is given."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is None:
-        return settings
-    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-    return replace(settings, seeds=seeds)
+    return settings_of(SCALES, scale, seeds)
 
 
 def reproduce(

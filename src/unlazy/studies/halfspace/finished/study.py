@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unlazy.runtime import require
 from unlazy.store import Run
 from unlazy.studies.halfspace.finished.claims import claims
 from unlazy.studies.halfspace.finished.figures import draw
 from unlazy.studies.halfspace.finished.measure import measure
 from unlazy.studies.halfspace.finished.settings import SCALES, STUDY, Copies, Settings, all_copies, networks
 from unlazy.studies.halfspace.moments import train_all
-from unlazy.studies.registry import check_scale
+from unlazy.studies.registry import settings_of
 from unlazy.studies.results import common_provenance, save, table_of
 from unlazy.training.sweep import sweep
 
@@ -23,11 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
     """The settings of a scale, with another number of seeds if one is given."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is None:
-        return settings
-    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-    return replace(settings, seeds=seeds)
+    return settings_of(SCALES, scale, seeds)
 
 
 def reproduce(

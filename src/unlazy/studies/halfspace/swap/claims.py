@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, claim_row, summary
 from unlazy.studies.halfspace.circle.settings import ARMS, own_beta
-from unlazy.studies.trainings import numbers
 from unlazy.studies.halfspace.swap.measure import LEVELS, key
 from unlazy.studies.halfspace.swap.settings import FROZEN, TRAINED
+from unlazy.studies.trainings import numbers
 
 Table = Mapping[str, Any]
 WHY = (

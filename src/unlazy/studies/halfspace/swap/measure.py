@@ -16,8 +16,8 @@ from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import PRESETS
-from unlazy.studies.trainings import Training, plain, side_by_side, train_all
 from unlazy.studies.halfspace.swap.settings import Settings, swapped
+from unlazy.studies.trainings import Training, plain, side_by_side, train_all
 from unlazy.training.fit import Recipe
 
 LEVEL_EPOCHS = 10  # the level before the swap is the median loss of so many epochs

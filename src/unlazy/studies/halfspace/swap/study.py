@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unlazy.runtime import require
 from unlazy.studies.halfspace.swap.claims import claims
 from unlazy.studies.halfspace.swap.figures import draw
 from unlazy.studies.halfspace.swap.measure import key, measure, run
 from unlazy.studies.halfspace.swap.settings import SCALES, Settings
-from unlazy.studies.registry import check_scale
+from unlazy.studies.registry import settings_of
 from unlazy.studies.results import common_provenance, save, table_of
 
 Progress = Callable[[str, int, int], None]
@@ -20,11 +18,7 @@ Progress = Callable[[str, int, int], None]
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
     """The settings of a scale, with another number of seeds if one is given."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is None:
-        return settings
-    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-    return replace(settings, seeds=seeds)
+    return settings_of(SCALES, scale, seeds)
 
 
 def reproduce(

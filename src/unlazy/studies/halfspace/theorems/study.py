@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unlazy.runtime import require
 from unlazy.store import Run
 from unlazy.studies.halfspace.theorems.claims import claims
 from unlazy.studies.halfspace.theorems.figures import draw
@@ -22,7 +20,7 @@ from unlazy.studies.halfspace.theorems.measure import (
 )
 from unlazy.studies.halfspace.theorems.settings import LAW_STACK, SCALES, Settings
 from unlazy.studies.halfspace.theorems.train import train
-from unlazy.studies.registry import check_scale
+from unlazy.studies.registry import settings_of
 from unlazy.studies.results import common_provenance, save, table_of
 
 Progress = Callable[[str, int, int], None]
@@ -30,11 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
     """The settings of a scale; ``seeds`` sets the number of random networks of each size and of trainings."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is None:
-        return settings
-    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-    return replace(settings, seeds=seeds, trained=seeds)
+    return settings_of(SCALES, scale, seeds, "seeds", "trained")
 
 
 def reproduce(
