@@ -291,3 +291,18 @@ def average_then_residual():
             return self.c(F.adaptive_avg_pool1d(h, 1).squeeze(-1))
 
     return Net(), torch.randn(N, 1, 4)
+
+
+@net
+def bare_products():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Parameter(torch.randn(size)) for size in ((3, 4), (4, 3), (3, 1)))
+            self.shift = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.addmm(self.shift, torch.relu(torch.mm(x, self.a)), self.b)
+            return torch.relu_(h) @ self.c
+
+    return Net(), torch.randn(N, 3)

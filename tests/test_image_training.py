@@ -233,6 +233,16 @@ def test_diverged_training_is_reported_not_hidden() -> None:
     assert 0 <= found["test_as_trained"] <= 1
 
 
+def test_trial_steps_leave_the_statistics_alone() -> None:
+    net = build_images(SMALL).train()
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    loss = loss_function(net, QUICK, None, autocast=False)
+    with training._same_statistics(net):
+        training._Plain(net, loss)(torch.randn(9, 2, 8, 8), torch.arange(9) % 3)
+        assert any(not torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
+    assert all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("name", MODELS)
 def test_captured_steps_train_as_plain_ones_do(name: str) -> None:

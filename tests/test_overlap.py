@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 import cases
 from unlazy import InputError, Unsupported, build_stack, layer_overlap, member, overlap_kernel, path_count, record
 from unlazy.kernels import reference
-from unlazy.kernels.overlap import hard_gates, overlap_from_gates
+from unlazy.kernels.overlap import hard_gates, overlap_from_gates, plan_overlap
 
 
 class Functional(nn.Module):
@@ -110,6 +112,9 @@ def test_gates_of_more_than_a_chain_are_no_plain_product() -> None:
     convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1))
     with pytest.raises(Unsupported, match="not one unit per layer"):
         hard_gates(convolution, image)
+    linear = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 4), nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 1))
+    with pytest.raises(Unsupported, match="3 reads units without a gate"):
+        hard_gates(linear, X)
     with pytest.raises(Unsupported, match="no ReLU-like gates"):
         overlap_kernel(nn.Linear(3, 1), X)
     assert [gate.shape for gate in hard_gates(chain(), X)] == [(6, 4), (6, 5)]
@@ -161,5 +166,17 @@ def test_a_stack_counts_like_its_members(name: str, bias_paths: bool) -> None:
 
 def test_a_stack_refuses_what_it_would_ignore() -> None:
     stack = build_stack(cases.SPECS["dlgn"], range(2), dtype=torch.float64)
-    with pytest.raises(InputError, match="single networks"):
-        overlap_kernel(stack, cases.points("dlgn"), output=1)
+    x = cases.points("dlgn")
+    for option in ({"output": 1}, {"memory": "1GB"}, {"out": torch.zeros(2, 7, 7)}):
+        with pytest.raises(InputError, match="single networks"):
+            overlap_kernel(stack, x, **option)
+    with pytest.raises(Unsupported, match="member"):
+        plan_overlap(stack, x)
+
+
+def test_the_plan_says_what_a_pair_costs() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 1))
+    plan = plan_overlap(model, torch.zeros(5, 1, 6, 6))
+    assert plan.symmetric
+    assert plan.methods == (f"paths: 2 gates, 16 numbers a pair, below 2^{math.log2(4 * 9 * 2 * 4):.0f}",)
+    assert plan.result_bytes == 8 * 25

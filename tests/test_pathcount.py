@@ -258,6 +258,9 @@ def test_results_in_place_and_in_single_precision() -> None:
     rows = torch.zeros(4, 9, dtype=torch.float64).numpy()  # anything that takes slices
     overlap_kernel(model, x[:4], x, out=rows)
     assert (rows == whole[:4].numpy()).all()
+    seen: list[tuple[int, int]] = []
+    assert torch.equal(overlap_kernel(model, x, progress=lambda done, total: seen.append((done, total))), whole)
+    assert seen[-1][0] == seen[-1][1] > 0
     with pytest.raises(InputError, match="out must have shape"):
         overlap_kernel(model, x, out=torch.zeros(3, 3))
     with pytest.raises(InputError, match="float32 or float64"):
@@ -387,7 +390,7 @@ def test_the_value_branch_followed_is_the_product_over_gates(name: str, bias_pat
     net, x = cases.net(name), cases.points(name)
     graph = overlap._trace_gated(net, x[:2]).graph
     kernel = overlap._foreign(net, x, graph, log=False, dtype=torch.float64, bias_paths=bias_paths)
-    assert torch.equal(overlap._gram(kernel, x, None, None, None), overlap_kernel(net, x, bias_paths=bias_paths))
+    assert torch.equal(overlap._gram(kernel, x), overlap_kernel(net, x, bias_paths=bias_paths))
 
 
 @pytest.mark.parametrize("name", ["relu", "dlgn", "pwc-no-bias", "linear"])
@@ -565,6 +568,7 @@ def test_counting_changes_nothing() -> None:
     random = torch.get_rng_state()
     overlap_kernel(model, x)
     path_count(model, x)
+    active_paths(model, x[:1])
     assert torch.equal(x, before)
     assert model.training
     assert torch.equal(torch.get_rng_state(), random)

@@ -337,7 +337,23 @@ def test_plans_follow_what_was_measured() -> None:
     known = one.describe() | {"seconds_in_all": 30.0, "epochs": 10}
     assert train.expected_seconds(one, []) == planned_seconds(one)
     assert train.expected_seconds(one, [known]) == pytest.approx(3.0 * one.epochs)
-    assert train.expected_seconds(one, [known | {"recipe": "cost"}]) == planned_seconds(one)
+    assert train.expected_seconds(one, [known | {"data": "cifar-100"}]) == pytest.approx(3.0 * one.epochs)
+    for other in ({"recipe": "cost"}, {"model": "dlgn"}, {"layout": "resnet-110"}):
+        assert train.expected_seconds(one, [known | other]) == planned_seconds(one)
+
+
+def test_a_cell_that_fails_is_told_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, told = train.run_cell, list[str]()
+
+    def broken(cell: Cell, *given: Any, **options: Any) -> dict[str, Any]:
+        if cell.model == "dlgn-hard":
+            raise RuntimeError("out of memory")
+        return whole(cell, *given, **options)
+
+    monkeypatch.setattr(train, "run_cell", broken)
+    found = train.run(SCALES["smoke", 2], tmp_path / "kept.json", "smoke", tell=told.append)
+    assert [one["model"] for one in found] == ["relu", "dlgn", "pwc-hard"]
+    assert any(line.startswith("failed digits/resnet-34/dlgn-hard") and "out of memory" in line for line in told)
 
 
 def test_merging_keeps_every_cell_and_the_newer_of_two() -> None:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_inputs, samples, take, twice
-from unlazy.kernels.gram import gram, plan_gram
+from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
 from unlazy.kernels.pathcount import Program, chain
 from unlazy.kernels.pathgram import MORE_THAN_HELD, OverlapKernel
 from unlazy.kernels.pathops import Gate, Mix, Reshape, Scale, Source, Total, Window
@@ -57,6 +57,7 @@ def overlap_kernel(
     dtype: torch.dtype = torch.float64,
     memory: Memory = None,
     out: Any = None,
+    progress: Progress | None = None,
 ) -> Float[Tensor, "*members n m"] | Any:
     """Lambda(x, x') = number of paths active on both inputs, for every network with ReLU-like gates.
 
@@ -67,16 +68,40 @@ def overlap_kernel(
     float64 counts are exact below 2^53, and relative 1e-12 above; more than float64 holds is an error that asks for
     ``log=True``: natural logarithms, -inf for none. ``dtype=torch.float32`` halves the result and rounds it (relative 6e-8).
     ``output``: which output paths lead to, where that matters (outputs behind a shared linear layer have equal counts).
-    ``out``: anything of shape ``[n, m]`` that takes slices, filled in place; ``memory``: how much may be used, such as "4GB".
+    ``out``: anything of shape ``[n, m]`` that takes slices, filled in place; ``memory``: how much may be used, such as "4GB";
+    ``progress(done, tiles)``.
     Ties are decided as said above and counted by :func:`gate_ties`.
     """
     if isinstance(model, GatedNet) and model.members is not None:
-        _only_single(output, out)
+        _only_single(output, memory, out, progress)
         gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
         biased = bias_paths and model.settings.value_bias
         return _stacked(gates, gates if gates2 is None else gates2, biased=biased, log=log).to(dtype)
     kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=_kind(dtype, out))
-    return _gram(kernel, x, x2, memory, out)
+    return _gram(kernel, x, x2, memory, out, progress)
+
+
+def plan_overlap(
+    model: nn.Module,
+    x: Inputs,
+    x2: Inputs | None = None,
+    *,
+    bias_paths: bool = False,
+    output: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    memory: Memory = None,
+    held: bool = True,
+) -> Plan:
+    """What :func:`overlap_kernel` would do: memory, tiles, numbers per pair, how large counts can get.
+
+    ``held=False``: the result stands elsewhere, on a disk say.
+    """
+    if isinstance(model, GatedNet) and model.members is not None:
+        raise Unsupported(
+            "GatedNet", "a stack is computed member by member in one go", "Pick one with member(net, index)."
+        )
+    kernel = _kernel(model, x, log=False, bias_paths=bias_paths, output=output, dtype=dtype)
+    return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=held)
 
 
 def layer_overlap(
@@ -88,13 +113,14 @@ def layer_overlap(
     dtype: torch.dtype = torch.float64,
     memory: Memory = None,
     out: Any = None,
+    progress: Progress | None = None,
 ) -> Float[Tensor, "*members n m"] | Any:
     """prod over layers of the number of units open on both: the paper's formula for any network with ReLU-like gates.
 
     Equals the overlap kernel for dense chains; treats every other layer as if it were dense. Options as there.
     """
     if isinstance(model, GatedNet) and model.members is not None:
-        _only_single(None, out)
+        _only_single(None, memory, out, progress)
         gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
         return _stacked(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
     widths = tuple(layer[0].numel() for layer in _layers(model, _probe(x)))
@@ -107,7 +133,7 @@ def layer_overlap(
         return dict(zip(program.graph.gates(), found, strict=True))
 
     kernel = OverlapKernel(program, opens, log=log, dtype=_kind(dtype, out), device=_device(x))
-    return _gram(kernel, x, x2, memory, out)
+    return _gram(kernel, x, x2, memory, out, progress)
 
 
 def path_count(
@@ -146,14 +172,15 @@ def neural_path_kernel(model: nn.Module, x: Tensor) -> Float[Tensor, "*members n
     graph = trace(model, _probe(x)).graph
     _check_products(graph)
     kernel = _foreign(model, x, graph, log=False, dtype=torch.float64, products=True)
-    return _gram(kernel, x, None, None, None)
+    return _gram(kernel, x)
 
 
 def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"]]:
     """Units of each layer that lie exactly on the border of their gate, per input: the choices that counts of paths rest on.
 
     Pre-activations of exactly 0 for ReLU (closed) and linear gating (open), both borders of truncated gates (closed); for
-    max-pools the cells whose maximum is reached twice and is not 0 (the first position counts as open).
+    max-pools the cells whose maximum is reached twice and is not 0 (the first position counts as open; adaptive max-pools are
+    not looked at).
     """
     check_inputs(x)
     if isinstance(model, GatedNet):
@@ -200,7 +227,7 @@ def overlap_from_gates(
         dtype=dtype,
         device=gates[0].device,
     )
-    return _gram(kernel, tuple(gates), None if gates2 is gates else tuple(gates2), None, None)
+    return _gram(kernel, tuple(gates), None if gates2 is gates else tuple(gates2))
 
 
 def free_path_kernel(gates: Sequence[Tensor], start: Tensor, biases: bool) -> Float[Tensor, "*members n n"]:
@@ -318,12 +345,19 @@ def _trace_gated(model: GatedNet, x: Inputs) -> Traced:
     return trace(_ValueBranch(model, gates), x, given=gates, given_biased=model.settings.value_bias)
 
 
-def _gram(kernel: OverlapKernel, x: Inputs, x2: Inputs | None, memory: Memory, out: Any) -> Tensor | Any:
+def _gram(
+    kernel: OverlapKernel,
+    x: Inputs,
+    x2: Inputs | None = None,
+    memory: Memory = None,
+    out: Any = None,
+    progress: Progress | None = None,
+) -> Tensor | Any:
     """All at once where the gates of all samples fit, else by the Gram engine, which records columns again."""
     in_memory = out is None or isinstance(out, Tensor)
     plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=in_memory)
-    if not plan.keep or not in_memory:
-        return gram(kernel, x, x2, memory=memory, out=out)
+    if not plan.keep or not in_memory or progress is not None:
+        return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
     shape = (plan.rows, plan.columns)
     result = torch.empty(shape, dtype=kernel.dtype, device=kernel.device) if out is None else out
     require(tuple(result.shape) == shape, f"out must have shape {shape}, got {tuple(result.shape)}.")
@@ -343,8 +377,15 @@ def _layers(model: nn.Module, x: Inputs) -> list[Tensor]:
 
 
 def _not_a_chain(graph: Graph) -> str | None:
-    """What makes a graph more than dense layers one after the other."""
+    """What makes a graph more than gated dense layers one after the other."""
+    waiting = False
     for node in graph.nodes:
+        if isinstance(node.operation, Mix):
+            if waiting:
+                return f"{node.name} reads units without a gate"
+            waiting = True
+        elif isinstance(node.operation, Gate):
+            waiting = False
         plain = isinstance(node.operation, Source | Mix | Gate | Scale | Reshape) and len(node.inputs) <= 1
         if not plain or getattr(node.operation, "groups", 1) > 1:
             return f"{node.name} uses {type(node.operation).__name__.lower()}"
@@ -371,8 +412,9 @@ def _biased(name: str, remedy: str) -> Unsupported:
     return Unsupported(name, "paths that begin at a bias are no paths of the input", remedy)
 
 
-def _only_single(output: int | None, out: Any) -> None:
-    require(output is None and out is None, "output and out are for single networks; a stack gives [members, n, m].")
+def _only_single(*options: Any) -> None:
+    plain = all(option is None for option in options)
+    require(plain, "output, memory, out and progress are for single networks; a stack gives [members, n, m] in one go.")
 
 
 def _per_sample(tied: Tensor, members: int | None) -> Tensor:

@@ -8,6 +8,7 @@ stride or a group is.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +26,9 @@ from unlazy.runtime import Unsupported, require
 Unit = tuple[str, tuple[int, ...]]  # layer, index in it
 Label = tuple[str, int]  # operation, flat index
 Path = tuple[Label, ...]
-WEIGHTED = {
-    "linear",
-    "matmul",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d",
-    "conv_transpose3d",
-}
+BARE = {"matmul", "mm", "__matmul__"}  # weights without a bias
+CONVOLUTIONS = {f"conv{kind}{axes}d" for kind in ("", "_transpose") for axes in (1, 2, 3)}
+WEIGHTED = {"linear", "addmm"} | BARE | CONVOLUTIONS
 CONSTANT = {"add", "add_", "sub", "sub_", "__rsub__"}
 
 
@@ -44,8 +38,8 @@ def active_paths(
     """The active paths of one input to one output, each as the units it visits: ``(layer, index)``, the output unit last.
 
     The same paths that :func:`~unlazy.kernels.overlap.path_count` counts; a unit is listed for every layer with weights. Two
-    edges between the same units (two taps of a filter that see the same padded unit) are two paths. For small networks: refuses
-    to list more than ``limit``.
+    edges between the same units (two taps of a filter that see the same padded unit) are two paths. For small networks:
+    refuses to list more than ``limit``.
     """
     require(samples(x) == 1, f"paths are listed for one input at a time, got {samples(x)}; give x[i:i+1].")
     if isinstance(model, GatedNet):
@@ -61,9 +55,9 @@ def walk(
 ) -> Walker:
     """All walks of one input. ``inputs``: they begin at input nodes, and input edges are counted."""
     check_inputs(x)
-    walker = Walker(x, bias_paths=bias_paths, inputs=inputs, limit=limit)
-    out = walker.run(model, x)
-    walker.arrive(out)
+    own = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
+    walker = Walker(own, bias_paths=bias_paths, inputs=inputs, limit=limit)
+    walker.arrive(walker.run(model, own))
     return walker
 
 
@@ -72,23 +66,19 @@ def _dense_paths(model: GatedNet, x: Tensor, output: int, bias_paths: bool, limi
     if model.members is not None:
         raise Unsupported("GatedNet", "a stack has one set of paths per member", "Pick one with member(net, index).")
     with torch.no_grad():
-        layers = [layer[0].nonzero()[:, 0].tolist() for layer in model.gates(x).hard()]
+        gates = model.gates(x).hard()
+    if any(layer.ndim != 2 for layer in gates):
+        raise Unsupported("GatedNet", "listing knows only dense gated networks", "Count its paths with path_count.")
+    layers = [layer[0].nonzero()[:, 0].tolist() for layer in gates]
     units = [[(f"layer {i + 1}", (unit,)) for unit in layer] for i, layer in enumerate(layers)]
     units.append([("output", (output,))])
     firsts = range(len(units)) if bias_paths and model.settings.value_bias else [0]
-    total = sum(_product(len(layer) for layer in units[first:]) for first in firsts)
+    total = sum(math.prod(len(layer) for layer in units[first:]) for first in firsts)
     _check_limit(total, limit)
     found: list[tuple[Unit, ...]] = list(itertools.product(*units))
     for first in firsts if len(firsts) > 1 else []:
         found += [(("bias", (first,)), *path) for path in itertools.product(*units[first:])]
     return found
-
-
-def _product(numbers: Any) -> int:
-    total = 1
-    for number in numbers:
-        total *= number
-    return total
 
 
 def _check_limit(count: int, limit: int) -> None:
@@ -229,6 +219,6 @@ class Walker(Watch):
 
 def _adds_constant(name: str, arguments: tuple[Any, ...], options: dict[str, Any], known: int) -> bool:
     """Whether a call has a constant node of its own: a bias, the shift of a batch-norm, a constant added."""
-    if name in WEIGHTED and name != "matmul":
-        return argument(arguments, options, 2, "bias") is not None
+    if name in WEIGHTED - BARE:
+        return name == "addmm" or argument(arguments, options, 2, "bias") is not None
     return name == "batch_norm" or (name in CONSTANT and known == 1)

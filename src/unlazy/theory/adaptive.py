@@ -202,7 +202,7 @@ class Alternating:
     the effective penalty is not convex), and the seed of the further ones."""
 
     rounds: int = 500
-    tolerance: float = 1e-12
+    tolerance: float = 1e-10
     starts: int = 1
     seed: int = 0
 

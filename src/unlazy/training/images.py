@@ -219,16 +219,38 @@ class _Captured:
 
 def _capture(net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _Captured | None:
     """The step as a graph, or ``None`` where this network, driver or card will not be captured; the network is as before."""
+    with _same_statistics(net):
+        try:
+            return _Captured(net, loss, x, y)
+        except RuntimeError:
+            torch.cuda.synchronize()
+            return None
+
+
+def _step_bytes(net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> int:
+    """Memory that one step needs at its peak, parameters included. A step before it lets cuDNN choose its algorithms."""
+    step = _Plain(net, loss)
+    with _same_statistics(net):
+        step(x, y)
+        net.zero_grad(set_to_none=True)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step(x, y)
+        peak = torch.cuda.max_memory_allocated() - before
+        net.zero_grad(set_to_none=True)
+    return peak + sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
+
+
+@contextmanager
+def _same_statistics(net: nn.Module) -> Iterator[None]:
+    """Batch-norm statistics leave the block as they entered it."""
     kept = [buffer.clone() for buffer in net.buffers()]
     try:
-        return _Captured(net, loss, x, y)
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return None
+        yield
     finally:
         with torch.no_grad():
             for buffer, before in zip(net.buffers(), kept, strict=True):
-                buffer.copy_(before)  # warming up moved the batch-norm statistics
+                buffer.copy_(before)
 
 
 def make_optimiser(net: nn.Module, recipe: ImageRecipe, *, fused: bool) -> torch.optim.Optimizer:
@@ -260,9 +282,9 @@ def train_images(
 ) -> dict[str, Any]:
     """Train ``net`` in place and measure it: a plain table of accuracies, seconds and memory.
 
-    ``test_as_trained`` uses the gates of training, ``test_hard_gates`` the half-spaces; both count in full float32.
-    ``graphs=False`` launches every kernel by itself. Seconds are those of training alone, without looks and without the capture;
-    peak memory is that of training beyond the pictures.
+    ``test_as_trained`` uses the gates of training, ``test_hard_gates`` the half-spaces; both count in full float32, training
+    pictures in the precision of training. ``graphs=False`` launches every kernel by itself. Seconds are those of training alone,
+    without looks and without the capture; peak memory is that of one plain step, parameters included.
     """
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
     cuda = torch.device(device).type == "cuda"
@@ -273,9 +295,6 @@ def train_images(
         train.take(slice(recipe.train_probe)), device, standardise=recipe.standardise, layout=layout
     )
     held_out = DeviceImages.put(test, device, standardise=recipe.standardise, layout=layout)
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    without_net = torch.cuda.memory_allocated() if cuda else 0
     _move(net, device, layout).train()
     if teacher is not None:
         _move(teacher, device, layout).eval()
@@ -284,20 +303,20 @@ def train_images(
     step: _Plain | _Captured = _Plain(net, loss)
     per_epoch = len(data) // recipe.batch
     curve: list[dict[str, Any]] = []
-    seconds, peak, captured = 0.0, 0, False
+    seconds, peak = 0.0, 0
     with _quick_convolutions():
-        if cuda and graphs:
-            captured_step = _capture(net, loss, data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch])
-            step, captured = captured_step or step, captured_step is not None
+        if cuda:
+            some = data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch]
+            peak = _step_bytes(net, loss, *some)
+            step = (_capture(net, loss, *some) if graphs else None) or step
         for epoch in range(recipe.epochs):
             started = _now(cuda)
             total = _one_epoch(step, optimiser, data, recipe, seed, epoch)
             seconds += _now(cuda) - started
-            peak = max(peak, torch.cuda.max_memory_allocated()) if cuda and epoch == 0 else peak
             last = epoch + 1 == recipe.epochs
             if last or (recipe.looks_every is not None and (epoch + 1) % recipe.looks_every == 0):
                 look = {"epoch": epoch + 1, "loss": _plain(total / per_epoch)}
-                curve.append({**look, **accuracies(net, probe, held_out)})
+                curve.append({**look, **accuracies(net, probe, held_out, autocast=autocast)})
                 net.train()
             if progress is not None:
                 progress(epoch + 1, recipe.epochs)
@@ -311,9 +330,9 @@ def train_images(
         "seconds_per_epoch": round(seconds / recipe.epochs, 4),
         "steps": per_epoch * recipe.epochs,
         "parameters": sum(parameter.numel() for parameter in net.parameters()),
-        "peak_megabytes": round((peak - without_net) / 1e6, 1) if cuda else None,
+        "peak_megabytes": round(peak / 1e6, 1) if cuda else None,
         "precision": "bfloat16" if autocast else "float32",
-        "graphs": captured,
+        "graphs": isinstance(step, _Captured),
     }
 
 
@@ -336,20 +355,26 @@ def _one_epoch(
     return total
 
 
-def accuracies(net: GatedImageNet, train: DeviceImages, test: DeviceImages) -> dict[str, float]:
-    """Shares of right answers on both sets, as trained and with hard gates."""
-    found = {"train_as_trained": accuracy(net, train), "test_as_trained": accuracy(net, test)}
-    if isinstance(net.settings.gate, SoftGate):
-        hard = net.hard()
-        return found | {"train_hard_gates": accuracy(hard, train), "test_hard_gates": accuracy(hard, test)}
-    return found | {name.replace("as_trained", "hard_gates"): value for name, value in found.items()}
+def accuracies(
+    net: GatedImageNet, train: DeviceImages, test: DeviceImages, *, autocast: bool = False
+) -> dict[str, float]:
+    """Shares of right answers on both sets, as trained and with hard gates; ``autocast`` counts for training pictures alone."""
+    found = {}
+    for name, model in (("as_trained", net), ("hard_gates", net.hard())):
+        if name == "as_trained" or isinstance(net.settings.gate, SoftGate):
+            found[f"train_{name}"] = accuracy(model, train, autocast=autocast)
+            found[f"test_{name}"] = accuracy(model, test)
+        else:
+            found |= {f"train_{name}": found["train_as_trained"], f"test_{name}": found["test_as_trained"]}
+    return found
 
 
-def accuracy(net: GatedImageNet, data: DeviceImages) -> float:
-    """Share of right answers in evaluation mode, in full float32."""
+def accuracy(net: GatedImageNet, data: DeviceImages, *, autocast: bool = False) -> float:
+    """Share of right answers in evaluation mode, in full float32 unless in bfloat16 (``autocast``)."""
     net.eval()
-    right = torch.zeros((), dtype=torch.int64, device=data.labels.device)
-    with torch.no_grad(), exact_float32():
+    device = data.labels.device
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    with torch.no_grad(), exact_float32(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         for start in range(0, len(data), EVALUATED_AT_ONCE):
             rows = slice(start, start + EVALUATED_AT_ONCE)
             right += (net(data.floats(data.pixels[rows])).argmax(1) == data.labels[rows]).sum()

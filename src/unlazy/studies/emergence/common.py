@@ -98,8 +98,8 @@ class Job:
 
     @property
     def path(self) -> Path:
-        settings = self.settings.to_dict()
-        settings.pop("seeds")  # more seeds are more files, not other ones
+        counts = ("seeds", "sets")  # more of them are more files, not other ones
+        settings = {key: value for key, value in self.settings.to_dict().items() if not key.endswith(counts)}
         name = "-".join(str(value) for value in self.options.values())
         what = {"settings": settings, "options": dict(self.options), "measure": self.measure.__name__}
         return self.folder / f"{self.measure.__name__}-{name}-{short_hash(what)}.json"

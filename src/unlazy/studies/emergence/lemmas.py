@@ -187,8 +187,9 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
         row(
             "B4",
             lemma6,
-            "On a sample both ratios stand on the sampling floor, which falls like one over the root of the sample size; "
-            "without sampling, on a smaller population, the fall is the lemma's own.",
+            "On a sample both ratios stand on the sampling floor, so the fall seen there is one of sampling errors. Without "
+            "sampling, on a smaller population, it is the lemma's own: after step 1 the weights are so short that the slope of a "
+            "neuron is the same for every input, and nothing irrelevant is left.",
             controls(
                 ("ratio_1", "ratio at step 1"),
                 ("ratio_2", "ratio at step 2"),
@@ -245,6 +246,7 @@ def reproduce(
     table = table_of("lemmas", scale, settings.to_dict(), made_by) | {"seeds": values}
     table["claims"] = claims(table)
     progress("drawing", 0, 1)
-    save(results, table, {"components": components_figure(settings)})
+    with plots.style():
+        save(results, table, {"components": components_figure(settings)})
     progress("drawing", 1, 1)
     return table

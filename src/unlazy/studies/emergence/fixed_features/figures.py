@@ -31,7 +31,7 @@ def accuracy_figure(table: Mapping[str, Any]) -> Figure:
     for axis, kind in zip(axes[0], ("structured", "unstructured"), strict=True):
         rows = table[f"network_{kind}"]
         for name, label, colour in CURVES:
-            curves = np.array([row["curves"][name] for row in rows])
+            curves = np.array([row["curves"][name] for row in rows if row["curves"][name]])
             plots.band(axis, curves[0, :, 0], curves[:, :, 1].T, label, colour)
         wide = float(np.median([row["wide"] for row in table[f"wide_{kind}"]]))
         label = f"{table['settings']['wide']} random features, tuned ridge: {wide:.3f}"

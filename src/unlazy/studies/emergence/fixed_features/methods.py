@@ -14,7 +14,7 @@ from unlazy.models.truncated import Adam, TruncatedNet, smoothed_slope
 from unlazy.runtime import require, stream
 from unlazy.studies.emergence.common import accuracy
 
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+RIDGES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """Ridges tried, in units of the mean eigenvalue of the kernel."""
 
 Matrix = Float[Tensor, "n m"]
@@ -123,7 +123,9 @@ def descend_linearised(
     thetas = [torch.zeros_like(value) for value in (net.w, net.b, net.a)]
     adams = [Adam(theta) for theta in thetas]
 
-    def parts(phi: Matrix) -> tuple[Matrix, Matrix, Vector]:
+    def parts(
+        phi: Float[Tensor, "n D"],
+    ) -> tuple[Float[Tensor, "n units"], Float[Tensor, "n units"], Float[Tensor, " n"]]:
         neurons = net.neurons(phi)
         if outer_only:
             return neurons, neurons, neurons @ thetas[2]

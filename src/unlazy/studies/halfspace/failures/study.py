@@ -12,9 +12,9 @@ from unlazy.studies.halfspace.failures import frequency, small_data, xor
 from unlazy.studies.halfspace.failures.claims import claims
 from unlazy.studies.halfspace.failures.figures import draw
 from unlazy.studies.halfspace.failures.settings import FOREST, SCALES, Settings
-from unlazy.studies.trainings import train_all
 from unlazy.studies.registry import check_scale
 from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.studies.trainings import train_all
 
 Progress = Callable[[str, int, int], None]
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, claim_row, summary
-from unlazy.studies.trainings import numbers
 from unlazy.studies.halfspace.quadratic.measure import key
 from unlazy.studies.halfspace.quadratic.settings import GATINGS, RULES, Pictures, gate_words
+from unlazy.studies.trainings import numbers
 
 Table = Mapping[str, Any]
 WHY = (

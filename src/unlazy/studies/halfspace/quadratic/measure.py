@@ -28,14 +28,6 @@ from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import PRESETS
-from unlazy.studies.trainings import (
-    ACCURACIES,
-    Training,
-    accuracy_on_test_data,
-    accuracy_on_training_data,
-    last,
-    plain,
-)
 from unlazy.studies.halfspace.quadratic.settings import (
     GATINGS,
     IMAGE_TASKS,
@@ -45,6 +37,14 @@ from unlazy.studies.halfspace.quadratic.settings import (
     circle_recipe,
     parameters,
     picture_recipe,
+)
+from unlazy.studies.trainings import (
+    ACCURACIES,
+    Training,
+    accuracy_on_test_data,
+    accuracy_on_training_data,
+    last,
+    plain,
 )
 
 KERNEL_EPOCHS = (0, 1, 3, 10, 30, 100)

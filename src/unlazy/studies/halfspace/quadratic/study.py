@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from unlazy.runtime import require
-from unlazy.studies.trainings import train_all
 from unlazy.studies.halfspace.quadratic.claims import claims
 from unlazy.studies.halfspace.quadratic.figures import draw
 from unlazy.studies.halfspace.quadratic.measure import left_out, measure, trainings
 from unlazy.studies.halfspace.quadratic.settings import SCALES, Settings
 from unlazy.studies.registry import check_scale
 from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.studies.trainings import train_all
 
 Progress = Callable[[str, int, int], None]
 

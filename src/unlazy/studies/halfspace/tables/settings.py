@@ -76,7 +76,7 @@ class Settings:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
-TABLE1_MODELS = ("relu", "dlgn", "pwc", "dln", "tangent", "trace", "dlgn-hard", "pwc-hard", "relu-wide")
+TABLE1_MODELS = ("relu", "dlgn", "pwc", "dln", "tangent", "dlgn-hard", "pwc-hard", "trace", "relu-wide")
 TABLE2_MODELS = ("relu", "dlgn-hard", "dlgn", "pwc-hard")
 BOTH = ("resnet-34", "resnet-110")
 
@@ -115,10 +115,10 @@ SCALES = {
         1,
         ("cifar-10",),
         ("conv",),
-        ("relu", "dlgn", "pwc", "dln", "tangent"),
-        {"conv": 6},
+        ("relu", "dlgn", "pwc", "dln", "trace"),
+        {"conv": 3},
         seeds=1,
-        images=4000,
+        images=1500,
         test_images=1000,
         batch=32,
         lr=1e-3,
@@ -130,9 +130,9 @@ SCALES = {
         ("cifar-10",),
         ("resnet-34",),
         TABLE2_MODELS,
-        {"resnet-34": 6},
+        {"resnet-34": 3},
         seeds=1,
-        images=4000,
+        images=1500,
         test_images=1000,
         batch=64,
         lr=0.1,

@@ -31,11 +31,13 @@ from unlazy.studies.results import common_provenance, save, table_of
 Progress = Callable[[str, int, int], None]
 
 
-def settings_for(scale: str, table: int, seeds: int | None = None, epochs: int | None = None) -> Settings:
+def settings_for(
+    scale: str, table: int, seeds: int | None = None, epochs: int | None = None, folder: Path | None = None
+) -> Settings:
     """The settings of a scale, with other numbers of seeds or epochs if given; desk makes do with digits."""
     settings = SCALES[check_scale(scale), table]
     if scale == "desk":
-        settings = available(settings)
+        settings = available(settings, folder)
     if seeds is not None:
         settings = replace(settings, seeds=seeds)
     if epochs is not None:
@@ -103,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     path = measured_file(chosen.results, chosen.table, chosen.scale)
     cells = run(
-        settings_for(chosen.scale, chosen.table, chosen.seeds, chosen.epochs),
+        settings_for(chosen.scale, chosen.table, chosen.seeds, chosen.epochs, chosen.data),
         path,
         chosen.scale,
         device=chosen.device,

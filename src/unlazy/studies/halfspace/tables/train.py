@@ -103,12 +103,17 @@ def run(
         if guess > left:
             tell(f"left out {name_of(cell.__dict__)}: needs about {guess:.0f} s, {left:.0f} s are left")
             continue
-        result = run_cell(cell, pictures, device, graphs=graphs)
+        try:
+            result = run_cell(cell, pictures, device, graphs=graphs)
+        except RuntimeError as error:  # of the device, mostly its memory: the other cells may still fit
+            tell(f"failed {name_of(cell.__dict__)}: {error}")
+            continue
         done[result["key"]] = result
         save(path, settings, scale, list(done.values()))
         test, hard = result["test_as_trained"], result.get("test_hard_gates", float("nan"))
         took = result["seconds_in_all"]
-        tell(f"{name_of(result)}: test {test:.4f}, hard gates {hard:.4f}, {took:.1f} s (guess {guess:.0f})")
+        how = ", captured" if result.get("graphs") else ""
+        tell(f"{name_of(result)}: test {test:.4f}, hard gates {hard:.4f}, {took:.1f} s (guess {guess:.0f}){how}")
     progress(len(wanted), len(wanted))
     return list(done.values())
 
@@ -121,7 +126,7 @@ def name_of(cell: Mapping[str, Any]) -> str:
 def expected_seconds(cell: Cell, done: Sequence[Result]) -> float:
     """By the epochs of the same network that were measured, else by plan."""
     for result in done:
-        same = all(result[part] == getattr(cell, part) for part in ("data", "layout", "model"))
+        same = all(result[part] == getattr(cell, part) for part in ("layout", "model"))
         if same and result["epochs"] > 0 and result["recipe"] != "cost":
             return float(result["seconds_in_all"]) * cell.epochs / result["epochs"]
     return planned_seconds(cell)

@@ -1,0 +1,244 @@
+"""Tangent features averaged along the way a network went: the features in which its training is linear.
+
+For any path of parameters f_T - f_0 = integral of J(theta_s) dtheta_s. On the straight line from theta_0 to theta_T the step
+is constant, so phi(x) = mean of J along the line satisfies f_T(x) - f_0(x) = phi(x) . (theta_T - theta_0) exactly, up to
+quadrature (adaptive tangent paper). Along the real trajectory, through saved checkpoints, the mean is by arc length.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+from unlazy.kernels.capture import Inputs, call, evaluating, samples, take
+from unlazy.kernels.compare import alignment
+from unlazy.kernels.selection import select_parameters
+from unlazy.kernels.tangent import tangent_features
+from unlazy.models.gates import HardGate
+from unlazy.models.net import GatedNet
+from unlazy.runtime import Unsupported, require
+
+State = Mapping[str, Tensor]
+RULES = ("uniform", "gauss")
+AT_ONCE = 512  # samples pushed forward together
+
+
+@dataclass(frozen=True)
+class Node:
+    """A point of the path: its parameters, its weight in the mean (all add up to 1), and its share of the whole step."""
+
+    state: dict[str, Tensor]
+    weight: float
+    step: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Path:
+    """Parameters at two or more moments of a training and how the way between them is sampled.
+
+    ``states``: the beginning and the end (the straight line), or every checkpoint from one to the other (the trajectory,
+    straight between checkpoints). ``points`` on each segment; ``rule``: ``"uniform"`` takes equally spaced points with both ends
+    and equal weights, as the paper's authors do; ``"gauss"`` takes Gauss-Legendre nodes, exact where the network is smooth.
+    """
+
+    states: Sequence[State]
+    points: int = 50
+    rule: str = "uniform"
+
+    def __post_init__(self) -> None:
+        require(len(self.states) >= 2, f"a path needs a beginning and an end, got {len(self.states)} states.")
+        names = {name: tensor.shape for name, tensor in self.states[0].items()}
+        for state in self.states:
+            same = {name: tensor.shape for name, tensor in state.items()} == names
+            require(same, "all states of a path must have the same names and shapes.")
+        require(self.rule in RULES, f"rule must be one of {', '.join(RULES)}; got {self.rule!r}.")
+        require(self.points >= (2 if self.rule == "uniform" else 1), f"too few points on a segment: {self.points}.")
+
+    def nodes(self) -> Iterator[Node]:
+        """All quadrature points in order."""
+        lengths = [_distance(first, last) for first, last in pairwise(self.states)]
+        require(sum(lengths) > 0, "the network has not moved: the path has no length.")
+        times, weights = _quadrature(self.points, self.rule)
+        for (first, last), length in zip(pairwise(self.states), lengths, strict=True):
+            for time, weight in zip(times, weights, strict=True):
+                state = {name: torch.lerp(first[name], last[name], time) for name in first}
+                step = {name: weight * (last[name] - first[name]) for name in first}
+                yield Node(state, weight * length / sum(lengths), step)
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """``features [n, outputs, p]`` averaged along the path, and what training did to the outputs ``[n, outputs]``.
+
+    ``integral``: the sum of J dtheta over the path, which quadrature alone keeps from being ``change`` = f_T - f_0.
+    """
+
+    features: Float[Tensor, "n o p"]
+    start: Float[Tensor, "n o"]
+    end: Float[Tensor, "n o"]
+    integral: Float[Tensor, "n o"]
+
+    @property
+    def change(self) -> Float[Tensor, "n o"]:
+        return self.end - self.start
+
+    def kernel(self) -> Float[Tensor, "n n"]:
+        """Gram matrix of the averaged features, summed over outputs."""
+        flat = self.features.flatten(1)
+        return flat @ flat.T
+
+    def similarity(self) -> float:
+        """Uncentred similarity of the kernel to the label kernel of the change."""
+        return float(alignment(self.kernel(), self.change))
+
+    def signal_to_noise(self) -> float:
+        """Of f_T by the integral, in decibels."""
+        return signal_to_noise(self.end, self.start + self.integral)
+
+
+def signal_to_noise(end: Tensor, predicted: Tensor) -> float:
+    """20 log10(||f_T|| / ||f_T - prediction||): how well a linear model of training gives the final function."""
+    missed = float((end - predicted).norm().clamp(min=1e-300))
+    return 20 * float(np.log10(max(float(end.norm()), 1e-300) / missed))
+
+
+def averaged_tangents(
+    model: nn.Module, path: Path, x: Inputs, *, parameters: str | Sequence[str] = "trainable"
+) -> Averaged:
+    """Averaged tangent features of ``model`` along ``path`` at ``x``; the model lends its shape, its numbers do not matter.
+
+    Holds n x outputs x p numbers. Hard gates are refused: the function jumps when a gate moves, no gradient sees it, and the
+    integral is not the change.
+    """
+    worker, chosen = _prepare(model, path, parameters)
+    total: Tensor | None = None
+    integral: Tensor | None = None
+    for node in path.nodes():
+        worker.load_state_dict(node.state, strict=False)
+        features = tangent_features(worker, x, parameters=chosen, method="auto").mul_(node.weight)
+        pushed = _push(worker, node.step, chosen, x)
+        total = features if total is None else total.add_(features)
+        integral = pushed if integral is None else integral + pushed
+    assert total is not None
+    assert integral is not None
+    return Averaged(total, _outputs(worker, path.states[0], x), _outputs(worker, path.states[-1], x), integral)
+
+
+def linearisation_quality(
+    model: nn.Module, path: Path, x: Inputs, *, parameters: str | Sequence[str] = "trainable"
+) -> tuple[list[float], float]:
+    """Signal-to-noise ratio of f_T for the tangent features of each single point of a straight line, and for their mean.
+
+    The ratio for one point t takes f_0 + J(theta_t)(theta_T - theta_0). No feature is formed: products only.
+    """
+    require(len(path.states) == 2, "single points are compared on a straight line: give its beginning and its end.")
+    worker, chosen = _prepare(model, path, parameters)
+    first, last = path.states
+    whole = {name: last[name] - first[name] for name in first}
+    start, end = _outputs(worker, first, x), _outputs(worker, last, x)
+    single, mean = [], torch.zeros_like(start)
+    for node in path.nodes():
+        worker.load_state_dict(node.state, strict=False)
+        pushed = _push(worker, whole, chosen, x)
+        single.append(signal_to_noise(end, start + pushed))
+        mean = mean + node.weight * pushed
+    return single, signal_to_noise(end, start + mean)
+
+
+def _prepare(model: nn.Module, path: Path, parameters: str | Sequence[str]) -> tuple[nn.Module, list[str]]:
+    """A copy to work on, and the names of the parameters that move."""
+    chosen = list(select_parameters(model, parameters))
+    first, last = path.states[0], path.states[-1]
+    missing = [name for name in chosen if name not in first]
+    require(not missing, f"the states lack {', '.join(missing[:3])}; they must hold every chosen parameter.")
+    still = [name for name, _ in model.named_parameters() if name in first and name not in chosen]
+    moved = [name for name in still if not torch.equal(first[name], last[name])]
+    require(not moved, f"{', '.join(moved[:3])} moved but is not among the chosen parameters.")
+    _refuse_hard_gates(model, path, chosen)
+    return copy.deepcopy(model), chosen
+
+
+def _refuse_hard_gates(model: nn.Module, path: Path, chosen: Sequence[str]) -> None:
+    if not isinstance(model, GatedNet) or model.settings.gating not in ("linear", "quadratic"):
+        return
+    gates = [name for name, _ in model.branch("gate") if name in chosen]
+    moving = any(not torch.equal(first[name], last[name]) for first, last in pairwise(path.states) for name in gates)
+    if isinstance(model.settings.gate, HardGate) and moving:
+        raise Unsupported(
+            type(model).__name__,
+            "hard gates moved: the outputs jump where a gate closes, so no mean of gradients adds up to f_T - f_0",
+            "Average a network with soft gates, or one whose gates stay fixed.",
+        )
+
+
+def _push(model: nn.Module, step: Mapping[str, Tensor], chosen: Sequence[str], x: Inputs) -> Float[Tensor, "n o"]:
+    """J step at the model's present parameters, in forward mode."""
+    _wake_forward_mode()
+    held = {name: model.get_parameter(name).detach() for name in chosen}
+    along = {name: step[name].to(held[name]) for name in chosen}
+    pieces = []
+    with evaluating(model), torch.no_grad():
+        for first in range(0, samples(x), AT_ONCE):
+            some = take(x, slice(first, first + AT_ONCE))
+
+            def output(at: dict[str, Tensor], some: Inputs = some) -> Tensor:
+                return call(_Bound(model, at), some)
+
+            pieces.append(jvp(output, (held,), (along,))[1])
+    return torch.cat(pieces)
+
+
+@cache
+def _wake_forward_mode() -> None:
+    """The first use of forward mode compiles rules by means PyTorch itself calls deprecated: not the caller's concern."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        jvp(torch.neg, (torch.zeros(1),), (torch.zeros(1),))
+
+
+class _Bound(nn.Module):
+    """A module called with other numbers in place of its parameters."""
+
+    def __init__(self, model: nn.Module, numbers: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._pair = (model, numbers)  # in a tuple: neither becomes a submodule
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        return functional_call(*self._pair, arguments, options)
+
+
+def _outputs(model: nn.Module, state: State, x: Inputs) -> Float[Tensor, "n o"]:
+    model.load_state_dict(dict(state), strict=False)
+    with evaluating(model), torch.no_grad():
+        return call(model, x)
+
+
+def _distance(first: State, last: State) -> float:
+    return float(sum((last[name] - first[name]).double().square().sum() for name in first) ** 0.5)
+
+
+def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:
+    if rule == "uniform":
+        return np.linspace(0, 1, points).tolist(), [1 / points] * points
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def states_of(checkpoints: Sequence[Mapping[str, Any]], member: int) -> list[dict[str, Tensor]]:
+    """Parameters of one member from the checkpoints of a run (``model/NAME`` with a leading member axis)."""
+    return [
+        {name.removeprefix("model/"): torch.from_numpy(np.array(array[member])) for name, array in one.items()
+         if name.startswith("model/")}
+        for one in checkpoints
+    ]  # fmt: skip

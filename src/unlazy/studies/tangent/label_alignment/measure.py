@@ -1,0 +1,86 @@
+"""Kernels along each training, and how they compare with what was learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from unlazy.kernels.averaged import Path as Way
+from unlazy.kernels.averaged import averaged_tangents, linearisation_quality, states_of
+from unlazy.kernels.compare import alignment, centered_alignment
+from unlazy.kernels.tangent import tangent_kernel
+from unlazy.models.build import build
+from unlazy.store import Run
+from unlazy.studies.tangent.label_alignment.train import TASKS, Progress, Settings, images
+
+NEAR, NEAREST, FAR = 0.1, 0.02, 0.5  # shares of the images: those nearest to y = 0, and those farthest from it
+
+
+def measure(settings: Settings, run: Run, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``VALUE_TASK`` by name, one per seed; and for the figures the kernels and curves of the first seed."""
+    x = images(settings)[0][: settings.looked_at].to(settings.device)
+    spec = settings.spec(x.shape[1])
+    smooth = run.array("smooth", 0)[:, : settings.looked_at, 0]  # [seeds, n]
+    ends = [run.checkpoint(0), run.checkpoint(settings.epochs)]
+    values: dict[str, list[Any]] = {}
+    shown: dict[str, Any] = {}
+    for member in range(len(TASKS) * settings.seeds):
+        task, seed = TASKS[member // settings.seeds], member % settings.seeds
+        states = [{name: tensor.to(x.device) for name, tensor in state.items()} for state in states_of(ends, member)]
+        way, net = Way(states, settings.points), build(spec).to(x.device)
+        averaged = averaged_tangents(net, way, x)
+        single, mean = linearisation_quality(net, way, x)
+        kernel = averaged.kernel()
+        ordinary = []
+        for state in states:
+            net.load_state_dict(state)
+            ordinary.append(tangent_kernel(net, x))
+        near_zero = np.abs(smooth[seed])
+        diagonal, first = (k.diagonal().double().cpu().numpy() for k in (kernel, ordinary[0]))
+        found = {
+            "similarity": averaged.similarity(),
+            "similarity_centred": float(centered_alignment(kernel, averaged.change)),
+            "similarity_start": float(alignment(ordinary[0], averaged.change)),
+            "similarity_end": float(alignment(ordinary[1], averaged.change)),
+            "near_over_far": near_over_far(diagonal, near_zero),
+            "nearest_over_far": near_over_far(diagonal, near_zero, NEAREST),
+            "near_over_far_relative": near_over_far(diagonal / first, near_zero),
+            "near_over_far_start": near_over_far(first, near_zero),
+            "rank_correlation": rank_correlation(diagonal, near_zero),
+            "snr_mean": mean,
+            "snr_best_single": max(single),
+            "fit": float((averaged.end[:, 0].cpu() - _target(smooth[seed], task)).square().mean()),
+        }
+        for name, value in found.items():
+            values.setdefault(f"{name}_{task}", []).append(value)
+        if seed == 0:
+            order = np.argsort(smooth[seed])
+            shown[task] = {
+                "kernel": kernel.cpu().numpy()[np.ix_(order, order)],
+                "smooth": smooth[seed][order],
+                "end": averaged.end[:, 0].cpu().numpy()[order],
+                "diagonal": diagonal[order],
+                "single": single,
+                "mean": mean,
+            }
+        progress("kernels", member + 1, len(TASKS) * settings.seeds)
+    return values, shown
+
+
+def near_over_far(diagonal: np.ndarray, distance: np.ndarray, share: float = NEAR) -> float:
+    """Mean over the share of the points nearest to y = 0 (a tenth), over the mean of the farther half."""
+    order = np.argsort(distance)
+    near, far = order[: max(1, int(share * len(order)))], order[int((1 - FAR) * len(order)) :]
+    return float(diagonal[near].mean() / diagonal[far].mean())
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Spearman's."""
+    ranks = [np.argsort(np.argsort(values)).astype(float) for values in (first, second)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _target(smooth: np.ndarray, task: str) -> torch.Tensor:
+    return torch.from_numpy(smooth if task == "smooth" else np.sign(smooth))

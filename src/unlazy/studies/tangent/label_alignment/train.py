@@ -1,0 +1,169 @@
+"""Digits 2 against 3, a smooth target for each seed, and the networks trained on it and on its signs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unlazy import runtime
+from unlazy.data.images import load_images
+from unlazy.models.build import build_stack
+from unlazy.models.net import GatedNet
+from unlazy.models.spec import Init, NetSpec, relu_spec
+from unlazy.runtime import require, short_hash, stream
+from unlazy.store import Run, Writer
+from unlazy.training.ensemble import Member, batch_order
+
+STUDY = "label-alignment"
+RATE, MOMENTUM = 0.1, 0.9
+TASKS = ("smooth", "sign")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Images trained on and looked at, hidden width, lengths of both trainings, points on the line of averages.
+
+    ``readout_cycle``: epochs from the largest to the smallest rate while the smooth target is made (it then rises again).
+    """
+
+    seeds: int
+    data: str = "mnist"
+    images: int = 5000
+    looked_at: int = 500
+    width: int = 256
+    epochs: int = 500
+    readout_epochs: int = 400
+    readout_cycle: int = 100
+    batch: int = 100
+    points: int = 50
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name not in ("data", "device"):
+                require(isinstance(value, int) and value >= 1, f"{name} must be a whole number >= 1, got {value!r}.")
+        require(self.looked_at <= self.images, f"{self.looked_at} images looked at, but only {self.images} trained on.")
+
+    def spec(self, inputs: int) -> NetSpec:
+        """784-256-256-1 in the paper: N(0, 2 / fan_in) weights, biases that begin at 0."""
+        return relu_spec(inputs, 1, width=self.width, depth=2, init=Init("he"))
+
+    def recipe(self) -> dict[str, object]:
+        """What decides the trained numbers."""
+        kept = asdict(self)
+        for name in ("looked_at", "points"):
+            del kept[name]
+        return {"study": STUDY, "rate": RATE, "momentum": MOMENTUM, **kept}
+
+
+def images(settings: Settings) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n"]]:
+    """Digits 2 (-1) and 3 (+1), each image minus its mean and of length 1."""
+    data = load_images(settings.data)
+    data = data.take((data.labels == 2) | (data.labels == 3))
+    require(settings.images <= len(data), f"{settings.data} has {len(data)} twos and threes, not {settings.images}.")
+    x = data.flat()[: settings.images]
+    x = x - x.mean(1, keepdim=True)
+    return x / x.norm(dim=1, keepdim=True), 2.0 * (data.labels[: settings.images] == 3).float() - 1
+
+
+def train(settings: Settings, runs: Path, scale: str, progress: Progress) -> Run:
+    """All seeds and both tasks as one stack, smooth first; a run that is finished is opened, any other begins anew."""
+    folder = runs / STUDY / f"networks-{short_hash(settings.recipe())}"
+    if (folder / "status.json").exists() and Run(folder).status()["state"] == "finished":
+        return Run(folder)
+    x, labels = (tensor.to(settings.device) for tensor in images(settings))
+    seeds = list(range(settings.seeds))
+    header = {
+        "kind": "train",
+        "study": STUDY,
+        "scale": scale,
+        "recipe": settings.recipe(),
+        "members": [{"seed": seed, "beta": None, "lr": RATE} for _ in TASKS for seed in seeds],
+        "model": settings.spec(x.shape[1]).to_dict(),
+        "data": {"name": f"{settings.data} 2 against 3", "options": {"images": settings.images}, "fingerprint": None},
+        "provenance": runtime.provenance("float32", settings.device),
+    }
+    with Writer(folder, header) as writer:
+        smooth = smooth_targets(settings, x, labels, seeds)
+        targets = torch.cat([smooth, smooth.sign()])  # [tasks * seeds, n, 1]
+        net = build_stack(settings.spec(x.shape[1]), seeds * len(TASKS)).to(settings.device)
+        if writer.resumed is None:
+            writer.record(0, {}, {"smooth": smooth.cpu().numpy()}, _checkpoint(net))
+
+        def rate(epoch: int) -> float:
+            progress("epochs", epoch, settings.epochs)
+            return RATE * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
+
+        losses = descend(lambda some: net(x[some]), list(net.parameters()), targets, seeds * len(TASKS), settings, rate)
+        writer.record(settings.epochs, {"loss": losses.cpu().numpy()}, None, _checkpoint(net))
+        writer.finish()
+    return Run(folder)
+
+
+def smooth_targets(
+    settings: Settings, x: Float[Tensor, "n d"], labels: Float[Tensor, "n"], seeds: Sequence[int]
+) -> Float[Tensor, "seeds n 1"]:
+    """What a linear readout of two random ReLU layers has learned of the labels: no jump between the classes."""
+    hidden = x
+    for layer in range(2):
+        weights = [
+            torch.randn(
+                settings.width, hidden.shape[-1], generator=stream(seed, "features", layer), dtype=torch.float64
+            )
+            for seed in seeds
+        ]
+        matrix = torch.stack(weights).to(x) * math.sqrt(2 / hidden.shape[-1])
+        hidden = (hidden @ matrix.mT).relu()  # [seeds, n, width]
+    readout = torch.zeros(len(seeds), settings.width, 1, device=x.device, requires_grad=True)
+    own = torch.arange(len(seeds), device=x.device)[:, None]
+
+    def rate(epoch: int) -> float:
+        return RATE * (1 + math.cos(math.pi * epoch / settings.readout_cycle)) / 2
+
+    targets = labels[None, :, None].expand(len(seeds), -1, -1)
+    descend(
+        lambda some: hidden[own, some] @ readout, [readout], targets, seeds, settings, rate, settings.readout_epochs
+    )
+    return (hidden @ readout).detach()
+
+
+def descend(
+    outputs: Callable[[Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    targets: Float[Tensor, "members n 1"],
+    seeds: Sequence[int],
+    settings: Settings,
+    rate: Callable[[int], float],
+    epochs: int | None = None,
+) -> Float[Tensor, "members"]:
+    """Gradient descent with momentum on the mean squared error, every member in its own order; returns the last losses."""
+    members = [Member(seed, RATE) for seed in seeds]
+    own = torch.arange(len(members), device=targets.device)[:, None]
+    speed = [torch.zeros_like(parameter) for parameter in parameters]
+    for epoch in range(settings.epochs if epochs is None else epochs):
+        step = rate(epoch)
+        order = batch_order(members, epoch, targets.shape[1]).to(targets.device)
+        for some in order.split(settings.batch, 1):
+            losses = (outputs(some) - targets[own, some]).square().mean((1, 2))
+            slopes = torch.autograd.grad(losses.sum(), list(parameters))
+            with torch.no_grad():
+                for parameter, slope, moving in zip(parameters, slopes, speed, strict=True):
+                    parameter.sub_(moving.mul_(MOMENTUM).add_(slope), alpha=step)
+    with torch.no_grad():
+        return (
+            (outputs(torch.arange(targets.shape[1], device=targets.device).expand(len(members), -1)) - targets)
+            .square()
+            .mean((1, 2))
+        )
+
+
+def _checkpoint(net: GatedNet) -> dict[str, np.ndarray]:
+    return {f"model/{name}": tensor.cpu().numpy() for name, tensor in net.state_dict().items()}
