@@ -81,7 +81,7 @@ def test_any_path_has_the_same_integral_but_not_the_same_features() -> None:
 def test_uniform_rule_converges_to_the_change() -> None:
     ends = [state(FIRST), state(LAST)]
     errors = []
-    for points in (4, 20, 100):
+    for points in (3, 12, 48):
         found = averaged_tangents(FIRST, Path(ends, points), X)
         errors.append(float((found.integral - found.change).norm()))
     assert errors[2] < 0.25 * errors[1] < 0.1 * errors[0]
@@ -119,8 +119,8 @@ def test_trajectory_of_a_run(tmp_path: object) -> None:
     assert len(states) == 5
     net = build(spec, dtype=torch.float64)
     net.load_state_dict(states[-1])
-    real = averaged_tangents(net, Path(states, 40, "gauss"), X)
-    line = averaged_tangents(net, Path([states[0], states[-1]], 160, "gauss"), X)
+    real = averaged_tangents(net, Path(states, 12, "gauss"), X)
+    line = averaged_tangents(net, Path([states[0], states[-1]], 48, "gauss"), X)
     with torch.no_grad():
         assert torch.equal(real.end, net(X))
     for found in (real, line):

@@ -18,7 +18,8 @@ from unlazy import InputError, Unsupported
 from unlazy.kernels import overlap, pathgram, reference
 from unlazy.kernels.gram import plan_gram
 from unlazy.kernels.overlap import gate_ties, layer_overlap, neural_path_kernel, overlap_kernel, path_count
-from unlazy.kernels.record import record
+from unlazy.kernels.record import record, short_name
+from unlazy.kernels.trace import RULES
 from unlazy.kernels.walks import active_paths
 
 
@@ -452,6 +453,18 @@ def test_no_neural_path_kernel_where_inputs_are_not_inputs() -> None:
     pooled = nn.Sequential(nn.AvgPool1d(2), nn.Conv1d(1, 2, 2, bias=False), nn.ReLU(), nn.Flatten())
     with pytest.raises(Unsupported, match="changed before the first weights"):
         neural_path_kernel(pooled, torch.randn(2, 1, 6))
+
+
+@pytest.mark.parametrize("space", [torch, F, Tensor])
+def test_a_function_is_known_under_each_of_its_names(space: Any) -> None:
+    """Torch has many doors to one function, and its own idea of what that is called."""
+    found = 0
+    for name, rule in RULES.items():
+        function = getattr(space, name, None)
+        if callable(function):
+            assert RULES.get(short_name(function)) is rule, name
+            found += 1
+    assert found > 10
 
 
 # --- what is refused -----------------------------------------------------------------------------------------

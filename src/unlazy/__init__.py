@@ -14,9 +14,12 @@ from unlazy.runtime import InputError, StoreError, UnlazyError, Unsupported, __v
 if TYPE_CHECKING:
     from unlazy.data.dataset import Dataset
     from unlazy.data.images import Images, load_images
+    from unlazy.data.patterns import Patterns, check_assumptions
     from unlazy.data.relabelled import Cut, Relabelling, cut_classes, random_splits, relabel
     from unlazy.data.synthetic import Circle
     from unlazy.kernels.agop import Ansatz, agop, feature_ansatz, layer_agops
+    from unlazy.kernels.averaged import averaged_tangents, linearisation_quality
+    from unlazy.kernels.binary import binary_gram
     from unlazy.kernels.compare import (
         alignment,
         centered_alignment,
@@ -31,22 +34,38 @@ if TYPE_CHECKING:
     )
     from unlazy.kernels.flow import kernel_flow
     from unlazy.kernels.gram import Plan
-    from unlazy.kernels.overlap import gate_ties, layer_overlap, neural_path_kernel, overlap_kernel, path_count
+    from unlazy.kernels.overlap import (
+        gate_ties,
+        layer_overlap,
+        neural_path_kernel,
+        overlap_kernel,
+        path_count,
+        plan_overlap,
+    )
     from unlazy.kernels.projection import Projected, project_tangents
     from unlazy.kernels.record import record
     from unlazy.kernels.regression import kernel_regression
     from unlazy.kernels.replay import ChangeShares, attribute_change, gated_value_kernel
     from unlazy.kernels.tangent import layer_kernels, plan_tangent, tangent_diagonal, tangent_features, tangent_kernel
+    from unlazy.kernels.walks import active_paths
     from unlazy.models.build import DLGN, DeepLinearNet, ReLUNet, build, build_stack, member
+    from unlazy.models.conv import GatedImageNet, ImageSpec, build_images, conv_spec
+    from unlazy.models.folding import fold_batch_norm, half_space_normals
     from unlazy.models.gates import Gates, HardGate, SoftGate
     from unlazy.models.net import GatedNet
+    from unlazy.models.resnet import resnet34_spec, resnet110_spec
     from unlazy.models.spec import Init, NetSpec
+    from unlazy.models.truncated import TruncatedNet
     from unlazy.probes.halfspaces import HalfSpaces, half_spaces
     from unlazy.probes.paths import allocation, cell_floor, count_cells, count_path_regions
     from unlazy.scope.schedule import Fixed
     from unlazy.scope.scope import Measure, Scope
     from unlazy.store import Run, find_runs
+    from unlazy.theory.adaptive import solve_structured, solve_unstructured
+    from unlazy.theory.adaptive_model import AdaptiveTangents
     from unlazy.theory.arrangement import plane_cells
+    from unlazy.theory.bounds import fixed_feature_bound, learning_conditions, query_bound
+    from unlazy.theory.emergence import decompose, explicit_network
     from unlazy.theory.enumerate import path_experts, path_gates, path_sum
     from unlazy.theory.infinite_width import (
         Variances,
@@ -56,11 +75,14 @@ if TYPE_CHECKING:
         starting_variances,
         value_kernel_limit,
     )
+    from unlazy.theory.penalties import circled_plus, effective_penalty
+    from unlazy.theory.queries import AdversarialOracle, HonestOracle, NoisyOracle, find_relevant
     from unlazy.theory.regions import Polyhedron, circle_pieces, path_polyhedron
     from unlazy.theory.value_kernel import expected_value_kernel
     from unlazy.training.ensemble import Member
     from unlazy.training.finished import FeaturesFinished, Retraining, features_finished
     from unlazy.training.fit import Recipe, fit
+    from unlazy.training.images import ImageRecipe, train_images
     from unlazy.training.linearised import GradientFlow, Linearised, linearise
 
 _HOME = {
@@ -78,6 +100,15 @@ _HOME = {
     "GatedNet": "models.net",
     "NetSpec": "models.spec",
     "Init": "models.spec",
+    "ImageSpec": "models.conv",
+    "GatedImageNet": "models.conv",
+    "build_images": "models.conv",
+    "conv_spec": "models.conv",
+    "resnet34_spec": "models.resnet",
+    "resnet110_spec": "models.resnet",
+    "fold_batch_norm": "models.folding",
+    "half_space_normals": "models.folding",
+    "TruncatedNet": "models.truncated",
     "SoftGate": "models.gates",
     "HardGate": "models.gates",
     "Gates": "models.gates",
@@ -106,6 +137,11 @@ _HOME = {
     "kernel_velocity": "kernels.compare",
     "spectrum": "kernels.compare",
     "kernel_regression": "kernels.regression",
+    "active_paths": "kernels.walks",
+    "plan_overlap": "kernels.overlap",
+    "binary_gram": "kernels.binary",
+    "averaged_tangents": "kernels.averaged",
+    "linearisation_quality": "kernels.averaged",
     "gate_ties": "kernels.overlap",
     "kernel_flow": "kernels.flow",
     "gated_value_kernel": "kernels.replay",
@@ -129,6 +165,20 @@ _HOME = {
     "value_kernel_limit": "theory.infinite_width",
     "starting_variances": "theory.infinite_width",
     "Variances": "theory.infinite_width",
+    "effective_penalty": "theory.penalties",
+    "circled_plus": "theory.penalties",
+    "solve_unstructured": "theory.adaptive",
+    "solve_structured": "theory.adaptive",
+    "AdaptiveTangents": "theory.adaptive_model",
+    "explicit_network": "theory.emergence",
+    "decompose": "theory.emergence",
+    "learning_conditions": "theory.bounds",
+    "fixed_feature_bound": "theory.bounds",
+    "query_bound": "theory.bounds",
+    "HonestOracle": "theory.queries",
+    "NoisyOracle": "theory.queries",
+    "AdversarialOracle": "theory.queries",
+    "find_relevant": "theory.queries",
     "path_sum": "theory.enumerate",
     "path_gates": "theory.enumerate",
     "path_experts": "theory.enumerate",
@@ -147,6 +197,10 @@ _HOME = {
     "Cut": "data.relabelled",
     "Relabelling": "data.relabelled",
     "random_splits": "data.relabelled",
+    "Patterns": "data.patterns",
+    "check_assumptions": "data.patterns",
+    "ImageRecipe": "training.images",
+    "train_images": "training.images",
     "Member": "training.ensemble",
     "Recipe": "training.fit",
     "fit": "training.fit",

@@ -31,7 +31,7 @@ def load_results(folder: Path) -> list[dict[str, Any]]:
     """All ``STUDY/SCALE.json`` files, lowest scale first."""
     found = []
     for path in sorted(folder.glob("*/*.json")):
-        if path.parent.name == "bench":
+        if path.stem not in SCALE_ORDER:  # benchmarks, and measurements that a study keeps beside its tables
             continue
         try:
             result = json.loads(path.read_text())

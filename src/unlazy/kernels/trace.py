@@ -410,7 +410,7 @@ RULES: dict[str, Rule] = {
     "flip": flipped,
     "permute": permuted,
     "mT.__get__": matrix_transposed,
-    **dict.fromkeys(("matmul", "mm", "__matmul__"), matmul),
+    **dict.fromkeys(("matmul", "mm", "spmm", "__matmul__"), matmul),  # torch.mm calls itself spmm
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), transposed_convolution),
     **dict.fromkeys(("mul", "mul_", "multiply", "div", "div_", "true_divide", "neg", "neg_", "__rmul__"), scaled),

@@ -26,7 +26,7 @@ from unlazy.runtime import Unsupported, require
 Unit = tuple[str, tuple[int, ...]]  # layer, index in it
 Label = tuple[str, int]  # operation, flat index
 Path = tuple[Label, ...]
-BARE = {"matmul", "mm", "__matmul__"}  # weights without a bias
+BARE = {"matmul", "mm", "spmm", "__matmul__"}  # weights without a bias
 CONVOLUTIONS = {f"conv{kind}{axes}d" for kind in ("", "_transpose") for axes in (1, 2, 3)}
 WEIGHTED = {"linear", "addmm"} | BARE | CONVOLUTIONS
 CONSTANT = {"add", "add_", "sub", "sub_", "__rsub__"}

@@ -82,6 +82,60 @@ STUDIES = (
         "The halves of the circle change places in mid-training: who follows? (F6).",
         "unlazy.studies.halfspace.swap.study",
     ),
+    StudyEntry(
+        "table1",
+        "half-space",
+        "Convolutional networks on CIFAR-10: ReLU, gated, linear, tangent features, costs (Table 1; C20-C23, C25, F5).",
+        "unlazy.studies.halfspace.tables.table1",
+    ),
+    StudyEntry(
+        "table2",
+        "half-space",
+        "ResNet-34 and ResNet-110 on CIFAR with soft and hard gates (Table 2; C24).",
+        "unlazy.studies.halfspace.tables.table2",
+    ),
+    StudyEntry(
+        "lemmas",
+        "emergence",
+        "Explicit network, first gradient, and what each step says of each pattern (Lemmas 4-6; B1-B4).",
+        "unlazy.studies.emergence.lemmas",
+    ),
+    StudyEntry(
+        "weights",
+        "emergence",
+        "Weights gather on the sum of relevant patterns in two steps (Figure 2; B5, B6).",
+        "unlazy.studies.emergence.weights",
+    ),
+    StudyEntry(
+        "fixed-features",
+        "emergence",
+        "A network that learns features beside the best fixed ones (Figure 1, Theorem 2; B7-B10).",
+        "unlazy.studies.emergence.fixed_features.study",
+    ),
+    StudyEntry(
+        "clusters",
+        "emergence",
+        "Do weights on MNIST 0/1 gather into two directions? (Figure 3; B11).",
+        "unlazy.studies.emergence.clusters",
+    ),
+    StudyEntry(
+        "penalties",
+        "tangent",
+        "What adaptation makes of a penalty (Figure 2; L4, L11).",
+        "unlazy.studies.tangent.penalties",
+    ),
+    StudyEntry(
+        "adaptive",
+        "tangent",
+        "Both theorems against direct minimisation, and on digits (L1-L3, L5, L7).",
+        "unlazy.studies.tangent.adaptive",
+    ),
+    StudyEntry(
+        "label-alignment",
+        "tangent",
+        "Kernels turn toward what is learned (Figures 1, 3; L6, L8, L9).",
+        "unlazy.studies.tangent.label_alignment.study",
+    ),
 )
 
 

@@ -10,7 +10,7 @@ values, and two steps that never increase the objective are alternated: interpol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -129,10 +129,9 @@ def solve_unstructured(kernel: Kernel, y: Rows, penalty: Penalty | None = None, 
 
 
 def _best_strength(
-    ridge: float, size_at: object, inside: Tensor, values: Tensor, total: float, penalty: Penalty
+    ridge: float, size_at: Callable[[Tensor], Tensor], inside: Tensor, values: Tensor, total: float, penalty: Penalty
 ) -> Float[Tensor, "1"]:
     """The strength in [ridge / s^2, ridge] whose ridge fit costs least: a grid, then finer ones around its best."""
-    assert callable(size_at)
     zero = torch.zeros(1, dtype=inside.dtype, device=inside.device)
     most = stretch(penalty, size_at(zero))
     low, high = float(torch.log(ridge / most**2)), float(torch.log(torch.tensor(ridge)))

@@ -202,12 +202,14 @@ def embedding_figure(settings: Settings) -> Figure:
     weights = [net.w[shown] / net.w[shown].norm(dim=1, keepdim=True) for net in nets]
     places = embedding(torch.cat([*weights, star[None], -star[None]]))[:, ::-1]
     figure, axes = plots.grid(1, 3, (3.2, 3.4), sharex=True, sharey=True)
+    hollow = {"markersize": 22, "markerfacecolor": "none", "markeredgewidth": 1.5}
     for number, axis in enumerate(axes[0]):
         least = float(star_cosines(nets[number], patterns.is_relevant()).abs().min())
         here = places[number * len(shown) : (number + 1) * len(shown)]
         axis.plot(*here.T, "o", color=plots.COLOURS["blue"], alpha=0.5, markersize=4, label="weight vectors")
-        axis.plot(*places[-2:].T, "*", color=plots.COLOURS["red"], markersize=14, label="the two effective features")
-        axis.set(title=f"step {number}: least |cosine| {least:.3f}", aspect="equal", xticks=[], yticks=[])
+        axis.plot(*places[-2:].T, "*", color=plots.COLOURS["red"], label="the two effective features", **hollow)
+        axis.set(title=f"step {number}: least |cosine| {least:.3f}", xticks=[], yticks=[])
+        axis.margins(0.15, 0.3)
     plots.legend_below(axes[0, 1])
     return figure
 

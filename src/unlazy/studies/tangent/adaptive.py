@@ -250,8 +250,8 @@ def difficulty(table: Mapping[str, Any]) -> Figure:
     for sizes, stretches in zip(table["values"]["sizes"], table["values"]["stretches"], strict=True):
         axes[0, 0].plot(sizes, stretches, "o-", markersize=3, linewidth=0.8, color=plots.COLOURS["orange"], alpha=0.7)
     axes[0, 0].set(
-        title="harder labels stretch the features more",
-        xlabel="norm of the min-norm solution (0 to 50 % of labels turned)",
+        title="stretch while 0 to 50 % of labels are turned",
+        xlabel="norm of the min-norm solution",
         ylabel="stretch s of the fitted direction",
     )
     return figure

@@ -88,8 +88,8 @@ def _b7(table: Mapping[str, Any]) -> Row:
     ]
     why = (
         "Two full-gradient steps make the features; the third phase trains the outer weights by Adam. With the constants the "
-        "paper leaves open taken as one, plain descent for m^(4/3) steps leaves the outer weights too small: it stays with the "
-        "linear counting rule."
+        "paper leaves open taken as one, plain descent for m^(4/3) steps leaves the outer weights too small: it gets no "
+        "further than the linear counting rule."
     )
     return _row(table, "B7", parts, why, controls, "accuracy")
 
@@ -150,8 +150,8 @@ def _b10(table: Mapping[str, Any]) -> Row:
     why = (
         f"k = {settings['bound_relevant']}, D = {settings['bound_patterns']}, N = {settings['bound_features']}, "
         f"B = {settings['bound_norm']:g}; one draw of features, {settings['bound_sets']} random relevant sets. A dual point "
-        "certifies the least loss on the sample, which on average is below that of the distribution. At the paper's own size "
-        "(k = 5) the bound is negative and says nothing."
+        "certifies the least loss on the sample, which on average is below that of the distribution. The network shown beside it "
+        "has a few trainings only. At the paper's own size (k = 5) the bound is negative and says nothing."
     )
     return _row(table, "B10", parts, why, controls, "bound")
 
