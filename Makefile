@@ -32,6 +32,7 @@ docs: .venv/docs
 
 bench: .venv/core
 	$(BIN)/python benchmarks/ensemble.py
+	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/unlazy bench kernels
 
 # Debian's Chromium for the page tests; UNLAZY_CHROMIUM names another one.

@@ -14,7 +14,6 @@ import json
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unlazy import runtime
+from unlazy.bench.timing import best_seconds, gemm_rate
 from unlazy.bench.workloads import convolutional
 from unlazy.kernels.overlap import overlap_from_gates, overlap_kernel
 from unlazy.kernels.record import record
@@ -37,27 +37,6 @@ def coins(n: int, units: int, layers: int) -> list[Tensor]:
     """Gates that are open half of the time."""
     random = torch.Generator().manual_seed(0)
     return [torch.randint(0, 2, (n, units), generator=random, dtype=torch.uint8).bool() for _ in range(layers)]
-
-
-def best_seconds(function: Callable[[], Any], patience: float) -> float:
-    """Processor time of the best of a few warm runs; fewer when one takes long."""
-    function()
-    best, spent = float("inf"), 0.0
-    while spent < patience or best == float("inf"):
-        start = time.process_time()
-        function()
-        taken = time.process_time() - start
-        best, spent = min(best, taken), spent + taken
-    return best
-
-
-def gemm_rate() -> float:
-    """Best float32 matrix-product rate seen, operations a second."""
-    best = 0.0
-    for size in (512, 1024, 2048):
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        best = max(best, 2 * size**3 / best_seconds(partial(torch.mm, a, b), 0.5))
-    return best
 
 
 def plain_products(gates: Sequence[Tensor]) -> Tensor:

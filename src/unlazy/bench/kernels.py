@@ -10,8 +10,7 @@ import json
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,32 +19,12 @@ from torch import Tensor, nn
 
 from unlazy import runtime
 from unlazy.bench.peers import peers
+from unlazy.bench.timing import best_seconds, gemm_rate
 from unlazy.bench.workloads import WORKLOADS
 from unlazy.kernels.tangent import plan_tangent, tangent_kernel
 from unlazy.runtime import UnlazyError, require
 
 Row = dict[str, Any]
-
-
-def best_seconds(function: Callable[[], Any], patience: float) -> float:
-    """Best of a few warm runs; fewer when one takes long."""
-    function()
-    best, spent = float("inf"), 0.0
-    while spent < patience or best == float("inf"):
-        start = time.perf_counter()
-        function()
-        taken = time.perf_counter() - start
-        best, spent = min(best, taken), spent + taken
-    return best
-
-
-def gemm_rate() -> float:
-    """Best float32 matrix-product rate seen, operations a second."""
-    best = 0.0
-    for size in (512, 1024, 2048):
-        a, b = torch.randn(size, size), torch.randn(size, size)
-        best = max(best, 2 * size**3 / best_seconds(partial(torch.mm, a, b), 0.5))
-    return best
 
 
 def least_operations(model: nn.Module, shape: tuple[int, ...], n: int, mode: str) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unlazy.cli.progress import reporting
 from unlazy.data.images import load_images
-from unlazy.kernels.overlap import layer_overlap, overlap_kernel
+from unlazy.kernels.overlap import layer_overlap, overlap_kernel, plan_overlap
 from unlazy.kernels.tangent import plan_tangent, tangent_kernel
 from unlazy.models.build import build, build_stack, member
 from unlazy.runtime import InputError, require
@@ -38,8 +38,10 @@ def gram_command(
         raise InputError(f"{model} does not take samples of shape {tuple(x.shape[1:])}: {error}") from error
     if kernel == "tangent":
         typer.echo(str(plan_tangent(net, x, memory=memory, held=False)))
+    elif kernel == "overlap":
+        typer.echo(str(plan_overlap(net, x, memory=memory, held=False)))
     else:
-        typer.echo(f"{len(x)} x {len(x)} symmetric, {kernel}, float64")
+        typer.echo(f"{len(x)} x {len(x)} symmetric, units open on both multiplied over layers, float64")
     if dry_run:
         return
     start = time.perf_counter()
@@ -48,12 +50,10 @@ def gram_command(
     room = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=(len(x), len(x)))
     try:
         with reporting() as report:
-            if kernel == "tangent":
-                tangent_kernel(
-                    net, x, memory=memory, out=room, progress=lambda done, total: report("tiles", done, total)
-                )
-            else:
-                (overlap_kernel if kernel == "overlap" else layer_overlap)(net, x, memory=memory, out=room)
+            compute: Any = {"tangent": tangent_kernel, "overlap": overlap_kernel, "layer-overlap": layer_overlap}[
+                kernel
+            ]
+            compute(net, x, memory=memory, out=room, progress=lambda done, total: report("tiles", done, total))
         room.flush()
         part.replace(out)
     finally:
