@@ -11,7 +11,7 @@ import torch
 
 
 def best_seconds(function: Callable[[], Any], patience: float) -> float:
-    """Processor time of the best of a few warm runs, so that other work on the machine counts little; fewer when one takes long."""
+    """Processor time of the best of a few warm runs: other work on the machine counts little. Fewer when one takes long."""
     function()
     best, spent = float("inf"), 0.0
     while spent < patience or best == float("inf"):
