@@ -103,8 +103,9 @@ def reproduce(
 @app.command()
 def studies() -> None:
     """The studies there are."""
+    wide = max(len(entry.name) for entry in STUDIES)
     for entry in STUDIES:
-        typer.echo(f"{entry.name:12} {entry.paper:12} {entry.help}")
+        typer.echo(f"{entry.name:{wide}}  {entry.paper:10}  {entry.help}")
 
 
 @app.command()
