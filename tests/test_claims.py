@@ -17,6 +17,7 @@ from unlazy.claims.verdict import Part, claim_row, combine, interval
 from unlazy.studies.halfspace.circle.claims import claims
 from unlazy.studies.halfspace.circle.pilot import compare
 from unlazy.studies.halfspace.circle.pilot import to_markdown as to_table
+from unlazy.studies.registry import SCALES, find_studies
 
 ROOT = Path(__file__).parent.parent
 PAPER = ROOT / "results" / "circle" / "paper.json"
@@ -174,6 +175,17 @@ def test_scorecard_has_all_rows_and_the_highest_scale_wins() -> None:
     for table in weak:
         table["scale"] = "smoke"
     assert {row["verdict"] for row in scorecard(weak)} == {"not run yet"}
+
+
+TABLES = [path for path in sorted((ROOT / "results").glob("*/*.json")) if path.stem in SCALES]
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_committed_verdicts_are_those_of_the_committed_rules(path: Path) -> None:
+    """Judged again from the measured numbers beside them: nobody edited a verdict, no rule changed unseen."""
+    table = json.loads(path.read_text())
+    (entry,) = find_studies(table["study"])
+    assert json.loads(json.dumps(entry.load().claims(table))) == table["claims"]
 
 
 def test_a_claim_without_numbers_is_not_run_yet() -> None:

@@ -16,8 +16,9 @@ from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import TruncatedNet, mirrored_start
 from unlazy.runtime import InputError, stream
 from unlazy.studies.emergence import clusters, lemmas, weights
-from unlazy.studies.emergence.common import Job, accuracy, run_jobs, settings_for
+from unlazy.studies.emergence.common import Job, accuracy, run_jobs
 from unlazy.studies.emergence.fixed_features import measure, methods, study
+from unlazy.studies.registry import settings_of
 
 STUDIES = {"lemmas": lemmas, "weights": weights, "fixed-features": study, "clusters": clusters}
 CLAIMS = {
@@ -72,12 +73,12 @@ def test_kept_measurements_are_not_made_again(smoke, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lemmas, "decompose", None)  # would fail if it were computed
     values, _ = run_jobs([job], 1, lambda *event: None)
     assert values[0] == tables["lemmas"]["seeds"][0]
-    more = Job(lemmas.lemmas, settings_for(lemmas.SCALES, "smoke", 7), {"seed": 0}, job.folder)
+    more = Job(lemmas.lemmas, settings_of(lemmas.SCALES, "smoke", 7), {"seed": 0}, job.folder)
     assert more.path == job.path
     other = Job(lemmas.lemmas, lemmas.SCALES["desk"], {"seed": 0}, job.folder)
     assert other.path != job.path
     with pytest.raises(InputError, match="seeds must be at least 1"):
-        settings_for(lemmas.SCALES, "smoke", 0)
+        settings_of(lemmas.SCALES, "smoke", 0)
 
 
 def test_the_paper_scale_has_the_papers_size() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from unlazy import plots, runtime
+from unlazy.claims.catalogue import by_id
+from unlazy.claims.verdict import Part, Row, claim_row
 from unlazy.store import write_file
 
 Table = dict[str, Any]
@@ -27,6 +29,29 @@ def table_of(study: str, scale: str, settings: Mapping[str, Any], provenance: Ma
     made_by = dict(provenance)
     made_by.setdefault("judged_by_code", runtime.code_sha256())
     return {"study": study, "scale": scale, "settings": dict(settings), "provenance": made_by}
+
+
+def judged_row(
+    table: Mapping[str, Any],
+    claim: str,
+    parts: Sequence[Part],
+    *,
+    why: str,
+    controls: Sequence[Row] = (),
+    figure: str | None = None,
+) -> Row:
+    """The scorecard row of a claim from a study's table; ``figure`` is its name there. The smoke scale judges nothing."""
+    scale = table["scale"]
+    return claim_row(
+        claim,
+        [] if scale == "smoke" else parts,
+        scale=scale,
+        settings=table["settings"],
+        provenance=table["provenance"],
+        why=why,
+        controls=controls,
+        figure=figure and f"results/{by_id(claim).study}/{scale}/{figure}.png",
+    )
 
 
 def common_provenance(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unlazy import plots
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.images import load_images
 from unlazy.models.truncated import Phase, TruncatedNet, train
 from unlazy.runtime import stream
-from unlazy.studies.emergence.common import Job, Progress, Size, Values, accuracy, column, run_jobs, settings_for
-from unlazy.studies.results import save, table_of
+from unlazy.studies.emergence.common import Job, Progress, Size, Values, accuracy, column, run_jobs
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import judged_row, save, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,15 +125,13 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
         "lengths are judged: gathering means that the gradients of the first steps outweigh the start."
     )
     return [
-        claim_row(
+        judged_row(
+            table,
             "B11",
-            parts if table["scale"] != "smoke" else [],
-            scale=table["scale"],
-            settings=table["settings"],
-            provenance=table["provenance"],
+            parts,
             why=why,
             controls=controls,
-            figure=f"results/clusters/{table['scale']}/cosines.png",
+            figure="cosines",
         )
     ]
 
@@ -166,7 +165,7 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Measure what is missing under ``runs``, then write ``results/clusters/SCALE.json`` and its figure."""
-    settings = settings_for(SCALES, scale, seeds)
+    settings = settings_of(SCALES, scale, seeds)
     names = [(start, labels) for start in STARTS for labels in ("true", "shuffled")]
     jobs = [
         Job(clusters, settings, {"start": start, "labels": labels, "seed": seed}, runs / "clusters")

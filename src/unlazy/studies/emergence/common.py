@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from unlazy.data.patterns import Patterns, PatternSample
 from unlazy.models.truncated import Phase, TruncatedNet, in_span, mirrored_start, paper_schedule, train
 from unlazy.runtime import provenance, require, short_hash
 from unlazy.store import write_file
-from unlazy.studies.registry import check_scale
 from unlazy.studies.results import common_provenance
 from unlazy.training.sweep import sweep
 
 Progress = Callable[[str, int, int], None]
 Values = dict[str, Any]
 STRUCTURED_GAMMA = 0.25  # what schedules and starts are set for, also where the data have no structure
-SettingsOf = TypeVar("SettingsOf", bound="Size")
 
 
 @dataclass(frozen=True)
@@ -73,15 +71,6 @@ def first_steps(net: TruncatedNet, schedule: Sequence[Phase], sample: PatternSam
     rows = (sample.phi, sample.y, sample.weights)
     train(net, tuple(schedule[:2]), lambda _: rows, lambda _, now: seen.append(now))
     return seen
-
-
-def settings_for(scales: Mapping[str, SettingsOf], scale: str, seeds: int | None) -> SettingsOf:
-    """The settings of a scale, with another number of seeds if one is given."""
-    settings = scales[check_scale(scale)]
-    if seeds is None:
-        return settings
-    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-    return replace(settings, seeds=seeds)
 
 
 # --- jobs --------------------------------------------------------------------------------------------

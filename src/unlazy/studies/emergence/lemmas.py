@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from unlazy import plots
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import TruncatedNet, smoothed_slope
-from unlazy.studies.emergence.common import Job, Progress, Size, Values, column, first_steps, run_jobs, settings_for
-from unlazy.studies.results import save, table_of
+from unlazy.studies.emergence.common import Job, Progress, Size, Values, column, first_steps, run_jobs
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import judged_row, save, table_of
 from unlazy.theory.emergence import Decomposition, decompose, explicit_network, lemma4_facts
 
 if TYPE_CHECKING:
@@ -120,21 +121,19 @@ def _exactly(settings: Settings, seed: int) -> Values:
 
 def claims(table: Mapping[str, Any]) -> list[Row]:
     """One row per claim, from the measured table alone."""
-    rows, judged = table["seeds"], table["scale"] != "smoke"
+    rows = table["seeds"]
 
     def part(name: str, what: str, side: str, threshold: float) -> Part:
         return Part(what, side, threshold, "", column(rows, name))
 
     def row(claim: str, parts: list[Part], why: str, controls: list[Row], figure: str | None = None) -> Row:
-        return claim_row(
+        return judged_row(
+            table,
             claim,
-            parts if judged else [],
-            scale=table["scale"],
-            settings=table["settings"],
-            provenance=table["provenance"],
+            parts,
             why=why,
             controls=controls,
-            figure=figure and f"results/lemmas/{table['scale']}/{figure}.png",
+            figure=figure,
         )
 
     lemma4 = [
@@ -240,7 +239,7 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Measure what is missing under ``runs``, then write ``results/lemmas/SCALE.json`` and its figure."""
-    settings = settings_for(SCALES, scale, seeds)
+    settings = settings_of(SCALES, scale, seeds)
     jobs = [Job(lemmas, settings, {"seed": seed}, runs / "lemmas") for seed in range(settings.seeds)]
     values, made_by = run_jobs(jobs, workers, progress)
     table = table_of("lemmas", scale, settings.to_dict(), made_by) | {"seeds": values}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unlazy import plots
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.patterns import Patterns, PatternSample
 from unlazy.models.truncated import Phase, TruncatedNet, train
 from unlazy.runtime import stream
@@ -27,9 +27,9 @@ from unlazy.studies.emergence.common import (
     column,
     first_steps,
     run_jobs,
-    settings_for,
 )
-from unlazy.studies.results import save, table_of
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import judged_row, save, table_of
 from unlazy.theory.emergence import star_cosines
 
 if TYPE_CHECKING:
@@ -125,18 +125,16 @@ def _readout(settings: Settings, net: TruncatedNet, sample: PatternSample, test:
 
 def claims(table: Mapping[str, Any]) -> list[Row]:
     """B5 and B6, from the measured table alone."""
-    rows, judged = table["seeds"], table["scale"] != "smoke"
+    rows = table["seeds"]
 
     def row(claim: str, parts: list[Part], why: str, controls: list[Row], figure: str) -> Row:
-        return claim_row(
+        return judged_row(
+            table,
             claim,
-            parts if judged else [],
-            scale=table["scale"],
-            settings=table["settings"],
-            provenance=table["provenance"],
+            parts,
             why=why,
             controls=controls,
-            figure=f"results/weights/{table['scale']}/{figure}.png",
+            figure=figure,
         )
 
     def control(name: str, what: str) -> Row:
@@ -221,7 +219,7 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Measure what is missing under ``runs``, then write ``results/weights/SCALE.json`` and its figure."""
-    settings = settings_for(SCALES, scale, seeds)
+    settings = settings_of(SCALES, scale, seeds)
     jobs = [Job(weights, settings, {"seed": seed}, runs / "weights") for seed in range(settings.seeds)]
     values, made_by = run_jobs(jobs, workers, progress)
     table = table_of("weights", scale, settings.to_dict(), made_by) | {"seeds": values}

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from unlazy import plots, runtime
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.images import load_images
 from unlazy.kernels.regression import kernel_regression
 from unlazy.models.build import build
 from unlazy.models.spec import Init, relu_spec
 from unlazy.runtime import require, stream
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import save, table_of
+from unlazy.studies.results import judged_row, save, table_of
 from unlazy.studies.tangent.direct import least_over_factors, least_over_transformations
 from unlazy.theory.adaptive import Alternating, refactor, solve_structured, solve_unstructured
 from unlazy.theory.penalties import Power
@@ -200,15 +200,13 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
     }
     figures = {"L5": "ranks", "L7": "difficulty"}
     return [
-        claim_row(
+        judged_row(
+            table,
             name,
-            [part] if table["scale"] != "smoke" else [],
-            scale=table["scale"],
-            settings=table["settings"],
-            provenance=table["provenance"],
+            [part],
             why=whys[name],
             controls=controls.get(name, ()),
-            figure=f"results/{STUDY}/{table['scale']}/{figures[name]}.png" if name in figures else None,
+            figure=figures.get(name),
         )
         for name, part in parts.items()
     ]

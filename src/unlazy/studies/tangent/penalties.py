@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from unlazy import plots, runtime
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import save, table_of
+from unlazy.studies.results import judged_row, save, table_of
 from unlazy.theory.penalties import Penalty, Power, circled_plus, effective_penalty, fitted_exponent, predicted_exponent
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ def _figure_2(penalty: Penalty, published: tuple[float, ...]) -> dict[str, Any]:
 def claims(table: Mapping[str, Any]) -> list[Row]:
     """L4 and L11, from the table alone; penalties stand where other studies have seeds."""
     shown, cases = list(table["figure_2"].values()), table["exponents"]
-    judged = table["scale"] != "smoke"
     misses = [abs(a - b) for one in shown for a, b in zip(one["read"], one["published"], strict=True)]
     off = np.array([abs(one["fitted"] - one["predicted"]) for one in cases])
     near_zero = np.array([abs(one["near_zero"] - 1) for one in shown])
@@ -89,29 +88,24 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
         Part("growth exponent for large v", "<", SLOWER, "", np.array([one["exponent"] for one in shown])),
         Part("distance from the values of Figure 2", "<", AGREES, "", np.array(misses)),
     ]
-    common: dict[str, Any] = {
-        "scale": table["scale"],
-        "settings": table["settings"],
-        "provenance": table["provenance"],
-    }
     return [
-        claim_row(
+        judged_row(
+            table,
             "L4",
-            fourth if judged else [],
+            fourth,
             why="A transformation is not worth its price for small updates; large ones are cheaper stretched.",
             controls=[summary(f"effective penalty over v^2 at v = {LARGE:g}", [one["far"] for one in shown])],
-            figure=f"results/{STUDY}/{table['scale']}/figure-2.png",
-            **common,
+            figure="figure-2",
         ),
-        claim_row(
+        judged_row(
+            table,
             "L11",
-            [Part("distance of fitted from predicted exponent", "<", EXPONENT, "", off)] if judged else [],
+            [Part("distance of fitted from predicted exponent", "<", EXPONENT, "", off)],
             why="At a common price every factor takes its share of the stretch, so the reciprocals of the exponents add up.",
             controls=[
                 summary(f"{one['penalty']}: fitted, predicted {one['predicted']:.4g}", [one["fitted"]]) for one in cases
             ],
-            figure=f"results/{STUDY}/{table['scale']}/exponents.png",
-            **common,
+            figure="exponents",
         ),
     ]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
-from unlazy.studies.emergence.common import Job, Progress, column, run_jobs, settings_for
+from unlazy.claims.verdict import Part, Row, summary
+from unlazy.studies.emergence.common import Job, Progress, column, run_jobs
 from unlazy.studies.emergence.fixed_features.figures import draw
 from unlazy.studies.emergence.fixed_features.measure import (
     KINDS,
@@ -22,7 +22,8 @@ from unlazy.studies.emergence.fixed_features.measure import (
     plain,
     wide,
 )
-from unlazy.studies.results import save, table_of
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import judged_row, save, table_of
 
 NEARLY_ALL = 0.99  # B7
 CLEARLY_BELOW = 0.1  # B8: ten points of test accuracy
@@ -57,15 +58,13 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
 
 
 def _row(table: Mapping[str, Any], claim: str, parts: list[Part], why: str, controls: list[Row], figure: str) -> Row:
-    return claim_row(
+    return judged_row(
+        table,
         claim,
-        parts if table["scale"] != "smoke" else [],
-        scale=table["scale"],
-        settings=table["settings"],
-        provenance=table["provenance"],
+        parts,
         why=why,
         controls=controls,
-        figure=f"results/fixed-features/{table['scale']}/{figure}.png",
+        figure=figure,
     )
 
 
@@ -163,7 +162,7 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Measure what is missing under ``runs``, then write ``results/fixed-features/SCALE.json`` and its figures."""
-    settings = settings_for(SCALES, scale, seeds)
+    settings = settings_of(SCALES, scale, seeds)
     groups = jobs(settings, runs / "fixed-features")
     values, made_by = run_jobs([job for group in groups.values() for job in group], workers, progress)
     table = table_of("fixed-features", scale, settings.to_dict(), made_by)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.kernels.replay import ChangeShares, attribute_change, change_shares, gated_value_kernel
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.net import GatedNet
@@ -20,7 +20,7 @@ from unlazy.store import Run
 from unlazy.studies.halfspace.attribution.figures import draw
 from unlazy.studies.halfspace.moments import ARMS, Nets, numbers, plain, plateau_epochs, stack_at, train_all
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.studies.results import common_provenance, judged_row, save, table_of
 
 STUDY = "kernel-attribution"
 MOST = 0.5  # "most of the change"
@@ -170,15 +170,13 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
         "do throughout. With biases and a small start most of the change needs both: the first kernel is little more than the "
         "constant that a readout bias adds, and neither gates nor weights alone lift the rest above it."
     )
-    row = claim_row(
+    row = judged_row(
+        results,
         "C28",
         parts,
-        scale=results["scale"],
-        settings=results["settings"],
-        provenance=results["provenance"],
         why=why,
         controls=controls,
-        figure=f"results/{STUDY}/{results['scale']}/shares.png",
+        figure="shares",
     )
     return [row]
 

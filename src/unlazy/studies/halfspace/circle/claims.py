@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.circle.measure import select
 from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, own_beta
+from unlazy.studies.results import judged_row
 
 WITHIN_EPOCHS = 400  # C7: "about 200 epochs", read as: within twice that
 SLOW_EPOCHS = 2000  # C8
@@ -56,16 +57,13 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
 
 
 def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
-    return claim_row(
+    return judged_row(
+        table.results,
         claim,
         parts,
-        scale=table.results["scale"],
-        settings=table.results["settings"],
-        provenance=table.results["provenance"],
         why=why,
         controls=controls,
-        figure=f"results/circle/{table.results['scale']}/{figure}.png",
-        run=None,
+        figure=figure,
     )
 
 

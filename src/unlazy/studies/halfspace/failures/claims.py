@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.circle.settings import ARMS, own_beta
 from unlazy.studies.halfspace.failures import frequency, xor
 from unlazy.studies.halfspace.failures.settings import DLGN_KINDS, FOREST, KINDS
+from unlazy.studies.results import judged_row
 from unlazy.studies.trainings import numbers
 
 FITTED = 0.05  # F1: a tenth of the loss before training
@@ -35,15 +36,13 @@ def claims(table: Table) -> list[Row]:
 
 
 def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
-    return claim_row(
+    return judged_row(
+        table,
         claim,
-        [] if table["scale"] == "smoke" else parts,
-        scale=table["scale"],
-        settings=table["settings"],
-        provenance=table["provenance"],
+        parts,
         why=why,
         controls=controls,
-        figure=f"results/failures/{table['scale']}/{figure}.png",
+        figure=figure,
     )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from unlazy.claims.verdict import Part, Row, claim_row, interval, summary
+from unlazy.claims.verdict import Part, Row, interval, summary
 from unlazy.studies.halfspace.fashion.measure import column, pair_column
 from unlazy.studies.halfspace.fashion.series import KERNELS, Array
 from unlazy.studies.halfspace.fashion.settings import NETS, VARIANTS
+from unlazy.studies.results import judged_row
 
 FULL_SIZE = {"data": "fashion-mnist", "images": 60_000}
 NEAR_END = 0.8  # C18: "near its final value"; the paper's 72 of 85 % is 0.85
@@ -64,16 +65,13 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
 
 
 def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
-    return claim_row(
+    return judged_row(
+        table.results,
         claim,
         parts if table.judged() else [],
-        scale=table.results["scale"],
-        settings=table.results["settings"],
-        provenance=table.results["provenance"],
         why=why,
         controls=controls,
-        figure=f"results/fashion/{table.results['scale']}/{figure}.png",
-        run=None,
+        figure=figure,
     )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
-from unlazy.studies.halfspace.finished.settings import END, PLATEAU, STUDY, is_large
+from unlazy.claims.verdict import Part, Row, summary
+from unlazy.studies.halfspace.finished.settings import END, PLATEAU, is_large
 from unlazy.studies.halfspace.moments import numbers
+from unlazy.studies.results import judged_row
 
 AS_GOOD = 2.0  # plateau gates "reach what the end's reach": with at most twice the loss
 LEARNED = 0.01  # the paper's "learned": losses below it count as equal
@@ -34,15 +35,13 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
         "claim's way for another reason: even their first gates serve as well as the last. So do, nearly, the first gates of "
         "most networks with a large start. Losses below 0.01 count as 0.01."
     )
-    row = claim_row(
+    row = judged_row(
+        results,
         "C27",
         parts,
-        scale=results["scale"],
-        settings=results["settings"],
-        provenance=results["provenance"],
         why=why,
         controls=controls,
-        figure=f"results/{STUDY}/{results['scale']}/copies.png",
+        figure="copies",
     )
     return [row]
 

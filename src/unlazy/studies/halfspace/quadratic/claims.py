@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.quadratic.measure import key
 from unlazy.studies.halfspace.quadratic.settings import GATINGS, RULES, Pictures, gate_words
+from unlazy.studies.results import judged_row
 from unlazy.studies.trainings import numbers
 
 Table = Mapping[str, Any]
@@ -33,15 +34,13 @@ def claims(table: Table) -> list[Row]:
         parts.append(Part(f"{name}: {gain_words(linear)}", ">", 0, gain_unit(linear), gained))
         controls += _controls(name, rule, linear, quadratic)
     return [
-        claim_row(
+        judged_row(
+            table,
             "F4",
-            [] if table["scale"] == "smoke" else parts,
-            scale=table["scale"],
-            settings=table["settings"],
-            provenance=table["provenance"],
+            parts,
             why=WHY,
             controls=controls,
-            figure=f"results/quadratic/{table['scale']}/gain.png",
+            figure="gain",
         )
     ]
 

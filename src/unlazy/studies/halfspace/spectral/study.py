@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.runtime import require
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.measure import HALF_FITTED, PLATEAU
@@ -18,7 +18,7 @@ from unlazy.studies.halfspace.moments import ARMS, Nets, curve, numbers, plain, 
 from unlazy.studies.halfspace.spectral.figures import draw
 from unlazy.studies.halfspace.spectral.linear import FLOW_TIMES, STUDY, flow_curves, linearised_folder, linearised_run
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.studies.results import common_provenance, judged_row, save, table_of
 from unlazy.training.sweep import sweep
 
 NOT_THE_SAME = 0.5  # the fixed kernel "does not show the same lead": it shows less than half of it
@@ -179,15 +179,13 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
         "start does not explain is that the network then learns the fast half too. With a large start both head starts are "
         "shorter, the kernel's a little more so."
     )
-    row = claim_row(
+    row = judged_row(
+        results,
         "C29",
         parts,
-        scale=results["scale"],
-        settings=results["settings"],
-        provenance=results["provenance"],
         why=why,
         controls=controls,
-        figure=f"results/{STUDY}/{results['scale']}/lead.png",
+        figure="lead",
     )
     return [row]
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.circle.settings import ARMS, own_beta
 from unlazy.studies.halfspace.swap.measure import LEVELS, key
 from unlazy.studies.halfspace.swap.settings import FROZEN, TRAINED
+from unlazy.studies.results import judged_row
 from unlazy.studies.trainings import numbers
 
 Table = Mapping[str, Any]
@@ -49,15 +50,13 @@ def claims(table: Table) -> list[Row]:
                 parts.append(Part(words, ">", before, "epochs", back, after))
             controls += _controls(name, arm, values)
     return [
-        claim_row(
+        judged_row(
+            table,
             "F6",
-            [] if table["scale"] == "smoke" else parts,
-            scale=table["scale"],
-            settings=settings,
-            provenance=table["provenance"],
+            parts,
             why=WHY,
             controls=controls,
-            figure=f"results/swap/{table['scale']}/paths.png",
+            figure="paths",
         )
     ]
 

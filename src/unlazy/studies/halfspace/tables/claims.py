@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.tables.settings import MODELS
+from unlazy.studies.results import judged_row
 
 FULL_SIZE = 50_000
 ABOUT_A_POINT = 1.5  # C20, C22, C25: "about one point", read as up to one and a half
@@ -81,17 +82,13 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
 
 
 def _row(table: Table, claim: str, parts: list[Part], why: str, controls: list[Row]) -> Row:
-    study, scale = table.results["study"], table.results["scale"]
-    return claim_row(
+    return judged_row(
+        table.results,
         claim,
         parts if table.judged() else [],
-        scale=scale,
-        settings=table.results["settings"],
-        provenance=table.results["provenance"],
         why=why,
         controls=controls,
-        figure=f"results/{study}/{scale}/{FIGURE_OF[study]}.png",
-        run=None,
+        figure=FIGURE_OF[table.results["study"]],
     )
 
 

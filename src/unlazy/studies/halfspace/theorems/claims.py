@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.claims.verdict import Part, Row, claim_row, summary
+from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.theorems.settings import KINDS, stack_name
+from unlazy.studies.results import judged_row
 from unlazy.theory.examples import TWO_PARTS
 
 EXACT = 1e-12  # relative error of sums over paths in float64, and shares of exceptions, of which there must be none
@@ -25,15 +26,13 @@ def claims(table: Table) -> list[Row]:
 
 
 def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
-    return claim_row(
+    return judged_row(
+        table,
         claim,
-        [] if table["scale"] == "smoke" else parts,
-        scale=table["scale"],
-        settings=table["settings"],
-        provenance=table["provenance"],
+        parts,
         why=why,
         controls=controls,
-        figure=f"results/theorems/{table['scale']}/{figure}.png",
+        figure=figure,
     )
 
 
