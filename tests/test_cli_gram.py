@@ -60,6 +60,17 @@ def test_a_dry_run_writes_nothing(files: tuple[Path, Path, torch.Tensor], tmp_pa
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_result_on_disk_takes_no_memory(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    """300 kB are too little for 400 x 400 numbers in memory, and enough to write them tile by tile."""
+    spec, data, x = files
+    many, net = x.repeat(10, 1), build(SPEC)
+    np.save(data, many.numpy())
+    with pytest.raises(InputError, match="too small"):
+        tangent_kernel(net, many, memory="300kB")
+    invoke("gram", str(spec), str(data), "--memory", "300kB", "--out", str(tmp_path / "k.npy"))
+    assert np.allclose(np.load(tmp_path / "k.npy"), tangent_kernel(net, many).detach(), rtol=1e-5)
+
+
 def test_a_run_folder_is_a_model(tmp_path: Path) -> None:
     """Its first member, as it was at the end."""
     plan = Recipe(NetSpec(2, width=4, depth=2), (Member(3, 1e-2, 10.0), Member(4, 1e-2, 4.0)), epochs=2)
