@@ -1,7 +1,8 @@
 """Overlap kernels on one core: ours against one float32 product per layer, in one run.
 
 product: five dense layers of 128 units, n=5000, gates at hand, result in float64 (exact) and in float32 (as the plain product
-gives it); layer: five layers of 26 x 32 x 32 units, n=5000, the plain product on fewer samples, ratio at equal numbers;
+gives it); layer: five layers of 26 x 32 x 32 units, n=5000, the plain product on fewer samples, ratio at equal numbers; both in
+plain torch and, where numba is installed, compiled;
 paths: exact numbers of common paths of five 3x3 convolutions of 26 filters on 32 x 32 images, n=500, the peer doing the same
 recursion pair by pair with torch's own convolution. "limit" = least counted operations (each pair once) over the best float32
 product rate measured in the same run; 8-bit products go below it. Seconds are processor time of the one thread, so that other
@@ -14,10 +15,12 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +30,7 @@ from unlazy import runtime
 from unlazy.bench.timing import best_seconds, gemm_rate
 from unlazy.bench.workloads import convolutional
 from unlazy.kernels.overlap import overlap_from_gates, overlap_kernel
+from unlazy.kernels.paths import compiled
 from unlazy.kernels.record import record
 from unlazy.store import write_file
 
@@ -85,21 +89,22 @@ def gram_operations(n: int, units: int) -> float:
     return n * (n + 1) / 2 * 2 * units
 
 
-def product_row(dtype: torch.dtype, rate: float) -> Row:
+def product_row(dtype: torch.dtype, rate: float, *, with_numba: bool = False) -> Row:
     n, gates = 5000, coins(5000, 128, 5)
     ours = partial(overlap_from_gates, gates, gates, dtype=dtype)
-    row: Row = {"workload": f"product {dtype}".replace("torch.", ""), "n": n, "peer": "float32 products"}
+    name = f"product {dtype}{' compiled' * with_numba}".replace("torch.", "")
+    row: Row = {"workload": name, "n": n, "peer": "float32 products"}
     row = timed(row, ours, gram_operations(n, 5 * 128), rate, 2.0)
     row = compared(row, n, ours, partial(plain_products, gates), 2.0)
     return row | {"error": error_of(ours()[:40], gates)}
 
 
-def layer_row(rate: float) -> Row:
+def layer_row(rate: float, *, with_numba: bool = False) -> Row:
     n, few, units = 5000, 2000, 26 * 32 * 32
     gates = coins(n, units, 5)
     some = [layer[:few] for layer in gates]
     ours = partial(overlap_from_gates, some, some)
-    row: Row = {"workload": "layer", "n": n, "peer": "float32 products"}
+    row: Row = {"workload": f"layer{' compiled' * with_numba}", "n": n, "peer": "float32 products"}
     row = timed(row, partial(overlap_from_gates, gates, gates), gram_operations(n, 5 * units), rate, 0.0)
     row = compared(row, few, ours, partial(plain_products, some), 5.0)
     return row | {"error": error_of(ours()[:40], some)}
@@ -136,23 +141,38 @@ ROWS: dict[str, Callable[[float], Row]] = {
     "layer": layer_row,
     "paths": paths_row,
 }
+COMPILED: dict[str, Callable[[float], Row]] = {
+    "product-float64-compiled": partial(product_row, torch.float64, with_numba=True),
+    "product-float32-compiled": partial(product_row, torch.float32, with_numba=True),
+    "layer-compiled": partial(layer_row, with_numba=True),
+}
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """As if numba were not there."""
+    with mock.patch.object(compiled, "compiled", return_value=None):
+        yield
 
 
 def main() -> None:
     """All rows, or those named (``overlap.py layer paths``); each in a process of its own, so that peak memory is its own."""
     if sys.argv[1:2] == ["--row"]:
-        with runtime.threads(1):
-            print(json.dumps(ROWS[sys.argv[2]](gemm_rate())))
+        with runtime.threads(1), nullcontext() if sys.argv[2] in COMPILED else plain_torch():
+            print(json.dumps((ROWS | COMPILED)[sys.argv[2]](gemm_rate())))
         return
     rows: list[Row] = []
     with runtime.threads(1):
         provenance = runtime.provenance("float64")
-    for entry in sys.argv[1:] or ROWS:
+    installed = compiled.compiled() is not None
+    if not installed:
+        print("numba: not installed, so no rows of compiled code")
+    for entry in sys.argv[1:] or (ROWS | COMPILED if installed else ROWS):
         command = [sys.executable, __file__, "--row", entry]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
         rows.append(row)
         print(
-            f"{row['workload']:16} n={row['n']} {row['seconds']:8.3f} s {row['megabytes']:6.0f} MB  error {row['error']:.0e}  "
+            f"{row['workload']:24} n={row['n']} {row['seconds']:8.3f} s {row['megabytes']:6.0f} MB  error {row['error']:.0e}  "
             f"{row['times_limit']:4.2f} x limit  {row['times_faster']:6.1f} x {row['peer']} (n={row['peer_n']})",
             flush=True,
         )

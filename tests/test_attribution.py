@@ -74,7 +74,7 @@ def test_a_stack_is_its_members() -> None:
 def test_other_layers_are_refused() -> None:
     net = cases.net("relu")
     net.value_layers[1] = torch.nn.Identity()
-    with pytest.raises(Unsupported, match="not dense"):
+    with pytest.raises(Unsupported, match="not plain dense"):
         gated_value_kernel(net, gates_of(cases.net("relu"), cases.points("relu")), cases.points("relu"))
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from unlazy import InputError
 from unlazy.kernels import binary
 from unlazy.kernels.binary import Bits, binary_gram
+from unlazy.kernels.tiles import tiles
 
 
 def coins(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -42,7 +43,7 @@ def test_more_rows_than_a_tile() -> None:
 @settings(max_examples=60, deadline=None)
 def test_tiles_cover_the_upper_half_with_little_more(n: int, height: int, width: int) -> None:
     seen = torch.zeros(n, n, dtype=torch.int64)
-    for rows, columns in binary.tiles(n, n, height, width, symmetric=True):
+    for rows, columns in tiles(n, n, height, width, symmetric=True):
         assert rows.stop - rows.start <= height
         assert columns.stop - columns.start <= width
         seen[rows, columns] += 1
@@ -50,7 +51,7 @@ def test_tiles_cover_the_upper_half_with_little_more(n: int, height: int, width:
     assert (seen.triu() == torch.ones(n, n, dtype=torch.int64).triu()).all()
     assert seen.tril(-1).sum() <= n * min(height, 128) / 2
     whole = torch.zeros(n, 50, dtype=torch.int64)
-    for rows, columns in binary.tiles(n, 50, height, width, symmetric=False):
+    for rows, columns in tiles(n, 50, height, width, symmetric=False):
         whole[rows, columns] += 1
     assert (whole == 1).all()
 

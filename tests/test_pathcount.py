@@ -15,12 +15,13 @@ from torch import Tensor, nn
 import cases
 import pathnets
 from unlazy import InputError, Unsupported
-from unlazy.kernels import overlap, pathgram, reference
+from unlazy.kernels import overlap, reference
 from unlazy.kernels.gram import plan_gram
 from unlazy.kernels.overlap import gate_ties, layer_overlap, neural_path_kernel, overlap_kernel, path_count
+from unlazy.kernels.paths import pairs as path_pairs
+from unlazy.kernels.paths.trace import RULES
+from unlazy.kernels.paths.walks import active_paths
 from unlazy.kernels.record import record, short_name
-from unlazy.kernels.trace import RULES
-from unlazy.kernels.walks import active_paths
 
 
 def check(model: nn.Module, x: Tensor, *, output: int = 0, bias_paths: bool = False) -> Tensor:
@@ -226,19 +227,19 @@ def test_channels_are_summed_where_only_their_sum_is_needed() -> None:
 def test_pairs_are_counted_alike_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small_convolutional()
     whole = overlap_kernel(model, x)
-    monkeypatch.setitem(pathgram.NUMBERS, "cpu", 1)
+    monkeypatch.setitem(path_pairs.NUMBERS, "cpu", 1)
     for width in (1, 4):
-        monkeypatch.setattr(pathgram, "WIDTH", width)
+        monkeypatch.setattr(path_pairs, "WIDTH", width)
         assert torch.equal(overlap_kernel(model, x), whole)
-    monkeypatch.setattr(pathgram, "RECORDED", 1)  # one sample at a time
+    monkeypatch.setattr(path_pairs, "RECORDED", 1)  # one sample at a time
     assert torch.equal(overlap_kernel(model, x), whole)
     assert torch.equal(path_count(model, x), whole.diagonal())
 
 
 def test_little_memory_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """So little that the gates of all samples are not held at once: they are recorded again."""
-    monkeypatch.setitem(pathgram.NUMBERS, "cpu", 1)
-    monkeypatch.setattr(pathgram, "RECORDED", 1)
+    monkeypatch.setitem(path_pairs.NUMBERS, "cpu", 1)
+    monkeypatch.setattr(path_pairs, "RECORDED", 1)
     model, x = small_convolutional()
     kernel = overlap._kernel(model, x, log=False, bias_paths=False, output=None, dtype=torch.float64)
     plans = (plan_gram(kernel, 9, None, memory) for memory in range(200_000, 0, -500))

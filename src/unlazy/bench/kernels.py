@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from unlazy import runtime
-from unlazy.bench.peers import peers
-from unlazy.bench.timing import best_seconds, gemm_rate
+from unlazy.bench.peers import Peer, missing, peers
+from unlazy.bench.timing import best_seconds, gemm_rate, once
 from unlazy.bench.workloads import WORKLOADS
 from unlazy.kernels.tangent import plan_tangent, tangent_kernel
 from unlazy.runtime import UnlazyError, require
@@ -56,32 +56,54 @@ def least_operations(model: nn.Module, shape: tuple[int, ...], n: int, mode: str
     return total
 
 
-def measure(name: str, mode: str, rate: float) -> dict[str, Any]:
-    work = WORKLOADS[name]
-    torch.manual_seed(0)
-    model, x = work.make(), torch.randn(work.n, *work.shape)
-    few = work.peer_n[mode]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    row: dict[str, Any] = {"workload": name, "mode": mode, "n": work.n, "gemm_rate": rate}
+def measure(name: str, mode: str, rate: float) -> Row:
+    """Seconds of ours at full size, and of ours and every peer at an equal number of samples."""
+    model, x, few = _made(name, mode)
+    row: Row = {"workload": name, "mode": mode, "n": len(x), "gemm_rate": rate}
     row["seconds"] = best_seconds(partial(tangent_kernel, model, x, outputs=mode), 2.0)
-    row["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    small = min(24, few)
-    exact = tangent_kernel(model, x[:small], outputs=mode, precision="float64")
-    row["error"] = float((tangent_kernel(model, x[:small], outputs=mode).double() - exact).norm() / exact.norm())
-    row["limit_seconds"] = least_operations(model, work.shape, work.n, mode) / rate
+    row["error"] = _error(model, x[: min(24, few)], mode)
+    row["limit_seconds"] = least_operations(model, tuple(x.shape[1:]), len(x), mode) / rate
     row["times_limit"] = row["seconds"] / row["limit_seconds"]
+    row |= {"peer_n": few, "peers": {}, "peer_chunks": {}, "missing": missing()}
     ours = best_seconds(partial(tangent_kernel, model, x[:few], outputs=mode), 1.0)
-    row["peer_n"] = few
-    timed = {
-        label: min(best_seconds(partial(peer, model, x[:few], mode, c), 0.0) for c in (work.chunk, 2 * work.chunk))
-        for label, peer in peers(few).items()
-    }
-    row["peers"] = timed
-    row["peer_megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024  # largest of all
-    row["peer"] = min(timed, key=timed.__getitem__)
-    row["peer_seconds"] = timed[row["peer"]]
+    for label, peer in peers(model, few).items():
+        row["peer_chunks"][label] = _best_chunk(peer, model, x[:few], mode, WORKLOADS[name].chunk)
+        row["peers"][label] = once(partial(peer, model, x[:few], mode, row["peer_chunks"][label]))
+    row["peer"] = min(row["peers"], key=row["peers"].__getitem__)
+    row["peer_seconds"] = row["peers"][row["peer"]]
     row["times_faster"] = row["peer_seconds"] / ours
     return row
+
+
+def measure_memory(name: str, mode: str, label: str, chunk: int) -> float:
+    """Megabytes by which the process grows for one kernel of ``peer_n`` samples; ``label``: ours, or a peer's name."""
+    model, x, few = _made(name, mode)
+
+    def ours(model: nn.Module, x: Tensor, mode: str, _: int) -> Tensor:
+        return tangent_kernel(model, x, outputs=mode)
+
+    function = ours if label == "ours" else peers(model, few)[label]
+    function(model, x[:2], mode, chunk)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    function(model, x[:few], mode, chunk)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def _made(name: str, mode: str) -> tuple[nn.Module, Tensor, int]:
+    work = WORKLOADS[name]
+    torch.manual_seed(0)
+    return work.make(), torch.randn(work.n, *work.shape), work.peer_n[mode]
+
+
+def _error(model: nn.Module, x: Tensor, mode: str) -> float:
+    exact = tangent_kernel(model, x, outputs=mode, precision="float64")
+    return float((tangent_kernel(model, x, outputs=mode).double() - exact).norm() / exact.norm())
+
+
+def _best_chunk(peer: Peer, model: nn.Module, x: Tensor, mode: str, chunk: int) -> int:
+    """The faster of two, tried on few samples, which also warms the peer up."""
+    some = x[: min(len(x), 2 * chunk)]
+    return min((chunk, 2 * chunk), key=lambda size: best_seconds(partial(peer, model, some, mode, size), 0.0))
 
 
 # --- rows ----------------------------------------------------------------------------------------------------
@@ -109,22 +131,35 @@ def plan_of(row: str) -> str:
 
 def run_rows(rows: Sequence[str]) -> Iterator[Row]:
     """Each row in a process of its own, so that peak memory is its own."""
-    for row in rows:
-        command = [sys.executable, "-m", "unlazy.bench.kernels", row]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise UnlazyError(f"benchmark {row} failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-        yield json.loads(done.stdout.splitlines()[-1])
+    for name in rows:
+        row: Row = _apart(name)
+        row["megabytes"] = _apart(name, "ours", 0)
+        row["peer_megabytes"] = _apart(name, row["peer"], row["peer_chunks"][row["peer"]])
+        yield row
+
+
+def _apart(*arguments: str | int) -> Any:
+    command = [sys.executable, "-m", "unlazy.bench.kernels", *(str(argument) for argument in arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UnlazyError(f"benchmark {arguments[0]} failed: {last}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def text_of(row: Row) -> str:
     return (
-        f"{row['workload']} {row['mode']:5} {row['seconds']:8.4f} s {row['megabytes']:6.0f} MB  error {row['error']:.0e}  "
-        f"{row['times_limit']:4.1f} x limit  {row['times_faster']:7.1f} x {row['peer']} (n={row['peer_n']})"
+        f"{row['workload']} {row['mode']:5} {row['seconds']:8.4f} s  error {row['error']:.0e}  "
+        f"{row['times_limit']:4.2f} x limit  {row['times_faster']:7.1f} x {row['peer']} "
+        f"({row['megabytes']:.0f} MB, peer {row['peer_megabytes']:.0f} MB, n={row['peer_n']})"
     )
 
 
 if __name__ == "__main__":
     name, mode = sys.argv[1].split(":")
     with runtime.threads(1):
-        sys.stdout.write(json.dumps(measure(name, mode, gemm_rate())) + "\n")
+        if sys.argv[2:]:
+            answer: Any = measure_memory(name, mode, sys.argv[2], int(sys.argv[3]))
+        else:
+            answer = measure(name, mode, gemm_rate())
+        sys.stdout.write(json.dumps(answer) + "\n")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
+
+from unlazy.runtime import Unsupported
 
 Peer = Callable[[nn.Module, Tensor, str, int], Tensor]
 
@@ -59,11 +64,83 @@ def nngeometry_gram(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tenso
     return full if mode == "full" else full.diagonal(dim1=2, dim2=3).sum(-1)
 
 
-def peers(few: int) -> dict[str, Peer]:
+def neural_tangents_kernel(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tensor:
+    """neural-tangents' empirical kernel (as of version 0.6.5), compiled once for each network and mode."""
+    import numpy as np
+
+    kernel, parameters = _neural_tangents(model, mode)
+    found = torch.from_numpy(np.array(kernel(x.numpy(), None, parameters)))
+    if mode == "trace":  # theirs is the mean over outputs
+        return found * model(x[:1]).shape[1]
+    return found[..., 0, 0] if mode == "sum" else found
+
+
+@cache
+def _neural_tangents(model: nn.Module, mode: str) -> tuple[Any, Any]:
+    """The first of its two exact ways that runs with the JAX installed: structured derivatives, else Jacobians."""
+    jax, neural_tangents = (importlib.import_module(name) for name in ("jax", "neural_tangents"))
+    function, parameters, shape = _in_jax(model, mode)
+    ways = neural_tangents.NtkImplementation
+    options = {"vmap_axes": 0, "trace_axes": (-1,) if mode == "trace" else ()}
+    for way in (ways.STRUCTURED_DERIVATIVES, ways.JACOBIAN_CONTRACTION):
+        kernel = jax.jit(neural_tangents.empirical_ntk_fn(function, implementation=way, **options))
+        try:
+            kernel(jax.numpy.zeros((2, *shape)), None, parameters)
+        except (AttributeError, NotImplementedError, TypeError):
+            continue
+        return kernel, parameters
+    raise Unsupported("neural-tangents", "none of its ways runs with the JAX installed", "Install jax 0.4.30.")
+
+
+def _in_jax(model: nn.Module, mode: str) -> tuple[Callable[[Any, Any], Any], list[Any], tuple[int, ...]]:
+    """A chain of dense layers and ReLUs as a function of (parameters, inputs), its parameters, and the shape of one input."""
+    jnp = importlib.import_module("jax.numpy")
+    steps = list(model.children())
+    weights = [
+        (jnp.asarray(step.weight.detach().numpy().T), jnp.asarray(step.bias.detach().numpy()))
+        for step in steps
+        if isinstance(step, nn.Linear)
+    ]
+
+    def function(parameters: Any, inputs: Any) -> Any:
+        remaining, state = iter(parameters), inputs
+        for step in steps:
+            if isinstance(step, nn.Linear):
+                weight, bias = next(remaining)
+                state = state @ weight + bias
+            else:
+                state = jnp.maximum(state, 0)
+        return state.sum(-1, keepdims=True) if mode == "sum" else state
+
+    return function, weights, (weights[0][0].shape[0],)
+
+
+OPTIONAL = ("nngeometry", "neural_tangents")
+
+
+@cache
+def missing() -> dict[str, str]:
+    """Optional peers that are not timed, each with the reason."""
+    reasons = {}
+    for name in OPTIONAL:
+        if importlib.util.find_spec(name) is None:
+            reasons[name] = "not installed"
+            continue
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a package for another time breaks in its own way
+            reasons[name] = f"does not import: {error}"
+    return reasons
+
+
+def peers(model: nn.Module, few: int) -> dict[str, Peer]:
     """The recipes to time for ``few`` samples: pair-by-pair products only where they end this year."""
     found: dict[str, Peer] = {"jacobian contraction": jacobian_contraction}
     if few <= 20:
         found["vector products"] = vector_products
-    if importlib.util.find_spec("nngeometry") is not None:
+    if "nngeometry" not in missing():
         found["nngeometry"] = nngeometry_gram
+    dense = all(isinstance(step, nn.Linear | nn.ReLU) for step in model.children())
+    if dense and "neural_tangents" not in missing():
+        found["neural-tangents"] = neural_tangents_kernel
     return found

@@ -15,11 +15,16 @@ def best_seconds(function: Callable[[], Any], patience: float) -> float:
     function()
     best, spent = float("inf"), 0.0
     while spent < patience or best == float("inf"):
-        start = time.process_time()
-        function()
-        taken = time.process_time() - start
+        taken = once(function)
         best, spent = min(best, taken), spent + taken
     return best
+
+
+def once(function: Callable[[], Any]) -> float:
+    """Processor time of one run."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
 
 
 def gemm_rate() -> float:

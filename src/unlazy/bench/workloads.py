@@ -67,9 +67,9 @@ class Workload:
 
 
 WORKLOADS = {
-    "a": Workload(lambda: dense(128), (784,), 500, {"full": 150, "trace": 300, "sum": 500}, 50),
-    "b": Workload(lambda: dense(1024), (784,), 500, {"full": 8, "trace": 8, "sum": 200}, 8),
-    "c": Workload(convolutional, (3, 32, 32), 200, {"full": 100, "trace": 100, "sum": 200}, 20),
-    "d": Workload(residual, (3, 32, 32), 32, {"full": 4, "trace": 4, "sum": 16}, 4),
-    "e": Workload(two_layers, (500,), 2000, {"sum": 1000}, 100),
+    "a": Workload(lambda: dense(128), (784,), 500, {"full": 300, "trace": 500, "sum": 500}, 50),
+    "b": Workload(lambda: dense(1024), (784,), 500, {"full": 16, "trace": 16, "sum": 400}, 8),
+    "c": Workload(convolutional, (3, 32, 32), 200, {"full": 200, "trace": 200, "sum": 200}, 20),
+    "d": Workload(residual, (3, 32, 32), 32, {"full": 8, "trace": 8, "sum": 32}, 4),
+    "e": Workload(two_layers, (500,), 2000, {"sum": 2000}, 100),
 }

@@ -10,6 +10,7 @@ import typer
 
 from unlazy import runtime
 from unlazy.bench.kernels import plan_of, row_names, run_rows, text_of
+from unlazy.bench.peers import missing
 from unlazy.store import write_file
 
 
@@ -27,4 +28,6 @@ def bench_kernels(wanted: Sequence[str], out: Path, *, dry_run: bool) -> None:
         done.append(measured)
         typer.echo(text_of(measured))
         write_file(out, (json.dumps({"rows": done, "provenance": provenance}, indent=1) + "\n").encode())
+    for name, reason in missing().items():
+        typer.echo(f"{name}: {reason}")
     typer.echo(f"\nresults: {out}")

@@ -135,6 +135,30 @@ def averaged_tangents(
     return Averaged(total, _outputs(worker, path.states[0], x), _outputs(worker, path.states[-1], x), integral)
 
 
+def averaged_diagonal(
+    model: nn.Module, path: Path, x: Inputs, *, parameters: str | Sequence[str] = "trainable", memory: int = 2**28
+) -> Float[Tensor, "n"]:
+    """The averaged kernel of every sample with itself, summed over outputs: ``averaged_tangents`` a few samples at a time.
+
+    ``memory``: bytes of features held at once.
+    """
+    worker, chosen = _prepare(model, path, parameters)
+    nodes = list(path.nodes())
+    width = _outputs(worker, path.states[0], take(x, slice(0, 1))).shape[1]
+    size = sum(worker.get_parameter(name).numel() for name in chosen)
+    some = max(1, memory // (8 * width * size))
+    found = []
+    for first in range(0, samples(x), some):
+        part, total = take(x, slice(first, first + some)), None
+        for node in nodes:
+            worker.load_state_dict(node.state, strict=False)
+            features = tangent_features(worker, part, parameters=chosen, method="auto").mul_(node.weight)
+            total = features if total is None else total.add_(features)
+        assert total is not None
+        found.append(total.double().square().sum((1, 2)))
+    return torch.cat(found)
+
+
 def linearisation_quality(
     model: nn.Module, path: Path, x: Inputs, *, parameters: str | Sequence[str] = "trainable"
 ) -> tuple[list[float], float]:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int32, Shaped, UInt8
 from torch import Tensor
 
+from unlazy.kernels.tiles import tiles
 from unlazy.runtime import require
 
 TILE = 512  # rows of a tile: the counts of one tile stay in the cache
@@ -36,33 +37,6 @@ def binary_gram(a: Bool[Tensor, "n k"], b: Bool[Tensor, "m k"] | None = None) ->
         if b is None and columns != rows:
             counts[columns, rows] = counts[rows, columns].T
     return counts
-
-
-def tiles(n: int, m: int, height: int, width: int, *, symmetric: bool) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of every tile; of a symmetric matrix those that hold the diagonal and what is above it."""
-    if symmetric:
-        yield from _upper_tiles(0, n, height, width)
-    else:
-        yield from _cut(slice(0, n), slice(0, m), height, width)
-
-
-def _upper_tiles(start: int, stop: int, height: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Halved along the diagonal until blocks are small: there pairs are computed twice."""
-    least = max(128, height // 4)
-    if stop - start <= least:
-        for top in range(start, stop, height):
-            yield from _cut(slice(top, min(top + height, stop)), slice(top, stop), height, width)
-        return
-    middle = start + -(-(stop - start) // (2 * least)) * least
-    yield from _upper_tiles(start, middle, height, width)
-    yield from _cut(slice(start, middle), slice(middle, stop), height, width)
-    yield from _upper_tiles(middle, stop, height, width)
-
-
-def _cut(rows: slice, columns: slice, height: int, width: int) -> Iterator[tuple[slice, slice]]:
-    for top in range(rows.start, rows.stop, height):
-        for left in range(columns.start, columns.stop, width):
-            yield slice(top, min(top + height, rows.stop)), slice(left, min(left + width, columns.stop))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -33,10 +34,9 @@ from unlazy.kernels.windows import Windows
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
-CHECKED_SAMPLES = 2
 CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
 # For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
-WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**28, 2**32, 0.25, 8
+WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**26, 2**32, 0.25, 12
 FORMS = {
     Factors: "outer products, never formed",
     Positions: "position by position",
@@ -71,30 +71,21 @@ class TangentKernel:
         self.chosen = select_parameters(model, parameters)
         exact = isinstance(model, GatedNet) and not surrogate and not model.exact_gates()
         self.model: nn.Module = model.hard() if exact else model  # type: ignore[operator]
-        probes = [_ends(data) for data in (x, x2) if data is not None]
-        with evaluating(self.model), torch.no_grad():
-            out = call_model(self.model, probes[0])
-            alone = call_model(self.model, take(x, slice(0, 1)))
-        self.dtype, self.device = out.dtype, out.device
-        self.directions, pairing = output_directions(outputs, out)
-        self.tail: tuple[int, ...] = (len(self.directions),) * 2 if pairing == "full" else ()
-        self._check_samples_apart(out[:1], alone)
         self.fast = self._candidates() if method == "auto" else {}
         self.idle: set[nn.Module] = set()
         self.forms: dict[nn.Module, str] = {}
         self.chunk, self.rough, self.plain_layout = 1, False, False
         self.bench = Bench()
         with self.ready():
-            for probe in probes:
-                self._check_rules(probe)
-            self.feature_bytes, work = self._costs(probes[0])
+            seen = [self._check_rules(_ends(data), outputs) for data in (x, x2) if data is not None]
+            self.feature_bytes, work = self._costs(seen[0])
         most = max(samples(x), 0 if x2 is None else samples(x2))
         on_device = self.device.type == "cuda"
         wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
         room = int(WORK_SHARE * parse_memory(memory, self.device))
         self.chunk = max(1, min(1024, most, wanted, room // max(1, work)))
         self.work_bytes = max(work * self.chunk, _bytes(self.chosen.values()))  # the check holds one gradient
-        self.best_tile = 4096 if on_device else 256 if len(self.directions) > 1 and not self.tail else 512
+        self.best_tile = 4096 if on_device else 512
         self.methods = self._describe()
 
     @contextmanager
@@ -126,10 +117,7 @@ class TangentKernel:
             if self.tail:
                 add_full(out, a, b, self.bench, same=same)
             else:
-                add_trace(out, a, b, self.bench)
-        if same:  # products of a matrix with its transpose are symmetric only up to rounding
-            for square in out.diagonal(dim1=0, dim2=1).movedim(-1, 0) if self.tail else [out]:
-                square.copy_(square.triu() + square.triu(1).T)
+                add_trace(out, a, b, self.bench, same=same)
 
     # --- how ---------------------------------------------------------------------------------------------
 
@@ -158,68 +146,71 @@ class TangentKernel:
                 "The tangent kernel is defined on batches of one; take the mixing layer out, or wrap the model.",
             )
 
-    def _check_rules(self, probe: Inputs) -> None:
-        """Compare every rule with single samples' own gradients; what disagrees goes the general way.
+    def _check_rules(self, probe: Inputs, outputs: Outputs) -> tuple[list[Tap], dict[nn.Module, list[Call]]]:
+        """Compare every rule with two single samples' own gradients; what disagrees goes the general way.
 
-        For random weights c on two samples, one backward pass gives |sum c_i grad f(x_i)|^2 of every module, which must be the
-        rule's sum c_i c_j K_ij.
+        For random weights c on the two, one backward pass gives |sum c_i grad f(x_i)|^2 of every module, which must be the
+        rule's sum c_i c_j K_ij. Returns what the batch of two left at every layer.
         """
+        out, taps = self._forward(probe)
+        self.dtype, self.device = out.dtype, out.device
+        self.directions, pairing = output_directions(outputs, out.detach())
+        self.tail: tuple[int, ...] = (len(self.directions),) * 2 if pairing == "full" else ()
         random = torch.Generator().manual_seed(0)
-        keep, pair = self.directions, [0, samples(probe) - 1]
-        self.directions = torch.randn(1, keep.shape[1], generator=random, dtype=torch.float64).to(keep)
-        weights = torch.randn(2, generator=random, dtype=torch.float64).to(keep)
-        self.chunk = samples(probe)
-        try:
-            by_module = self._calls(probe, demote=True)
-            owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
-            exact = self._combined_gradients(probe, pair, weights, owned)
-            for module in owned:
-                block = torch.zeros(samples(probe), samples(probe), dtype=self.dtype, device=self.device)
-                shares = self._apply(module, by_module[module]) if module in by_module else []
-                if shares:
-                    held = [_explicit(share) for share in shares]
-                    add_trace(block, held, held, self.bench)
-                rule = float(weights @ block[pair][:, pair] @ weights)
-                size = float(weights.square() @ block.diagonal()[pair].abs())  # the sum may cancel
-                tolerance = CHECK_TOLERANCE.get(self.dtype, 0.05) * max(exact[module], size)
-                if shares is None or not abs(rule - exact[module]) <= tolerance:
-                    del self.fast[module]
-                elif module not in by_module:
-                    self.idle.add(module)
-                elif module in self.idle:  # called by some samples, not by others
-                    del self.fast[module]
-                    self.idle.discard(module)
-        finally:
-            self.directions = keep
+        direction = torch.randn(1, out.shape[1], generator=random, dtype=torch.float64).to(self.directions)
+        weights = torch.randn(2, generator=random, dtype=torch.float64).to(self.directions)
+        by_module = self._calls(out, taps, direction, demote=True)
+        owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
+        alone, exact = self._combined_gradients(probe, direction[0], weights, owned)
+        self._check_samples_apart(out.detach(), alone)
+        for module in owned:
+            block = torch.zeros(2, 2, dtype=self.dtype, device=self.device)
+            shares = self._apply(module, by_module[module]) if module in by_module else []
+            if shares:
+                held = [_explicit(share) for share in shares]
+                add_trace(block, held, held, self.bench, same=True)
+            rule = float(weights @ block @ weights)
+            size = float(weights.square() @ block.diagonal().abs())  # the sum may cancel
+            tolerance = CHECK_TOLERANCE.get(self.dtype, 0.05) * max(exact[module], size)
+            if shares is None or not abs(rule - exact[module]) <= tolerance:
+                del self.fast[module]
+            elif module not in by_module:
+                self.idle.add(module)
+            elif module in self.idle:  # called by some samples, not by others
+                del self.fast[module]
+                self.idle.discard(module)
+        return taps, by_module
 
     def _combined_gradients(
-        self, probe: Inputs, pair: list[int], weights: Tensor, owned: dict[nn.Module, list[nn.Parameter]]
-    ) -> dict[nn.Module, float]:
-        """|sum_i c_i grad f(x_i)|^2 over each module's parameters, every sample in a batch of its own."""
+        self, probe: Inputs, direction: Tensor, weights: Tensor, owned: dict[nn.Module, list[nn.Parameter]]
+    ) -> tuple[Tensor, dict[nn.Module, float]]:
+        """Outputs of the two samples, each in a batch of its own, and |sum_i c_i grad f(x_i)|^2 over each module's parameters."""
         every = [parameter for parameters in owned.values() for parameter in parameters]
-        if not every:
-            return {}
-        with requiring(every, []), torch.enable_grad():
-            outs = [call_model(self.model, take(probe, slice(i, i + 1)))[0] @ self.directions[0] for i in pair]
-            total = torch.stack(outs) @ weights
+        with requiring(every, []), torch.set_grad_enabled(bool(every)):
+            outs = torch.cat([call_model(self.model, take(probe, slice(i, i + 1))) for i in range(2)])
+            total = weights @ outs @ direction
             found: Sequence[Tensor | None] = [None] * len(every)
             if total.requires_grad:
                 found = torch.autograd.grad(total, every, allow_unused=True)
         squares = iter([0.0 if gradient is None else float(gradient.square().sum()) for gradient in found])
-        return {module: sum(next(squares) for _ in parameters) for module, parameters in owned.items()}
+        norms = {module: sum(next(squares) for _ in parameters) for module, parameters in owned.items()}
+        return outs.detach(), norms
 
-    def _costs(self, few: Inputs) -> tuple[int, int]:
-        """Bytes per sample: of the features, and of what is held while they are made."""
-        n = samples(few)
-        self.chunk = n
-        held = sum(_bytes(share.tensors()) for share in self.features(few)) // n
-        _, taps = self._forward(few)
-        touched = _bytes([tap.output for tap in taps]) // n
-        for module, calls in self._calls(few, demote=False).items():
-            shares = self._apply(module, calls) or []
-            self.forms[module] = FORMS[type(_explicit(shares[0]))] if shares else "none"
-        rest = _bytes(self._rest()) * len(self.directions)
-        return held, (2 * len(self.directions) + 3) * touched + rest  # gradients, and a copy in another order
+    def _costs(self, seen: tuple[list[Tap], dict[nn.Module, list[Call]]]) -> tuple[int, int]:
+        """Bytes per sample: of the features, and of what is held while they are made.
+
+        The gradients at hand are those of one direction; shares of all directions have the shapes of so many copies of it.
+        """
+        taps, by_module = seen
+        k, held = len(self.directions), 0
+        for module, calls in by_module.items():
+            if module in self.fast:
+                shares = self._apply(module, [Call(call.module, call.input, [*call.gradients] * k) for call in calls])
+                self.forms[module] = FORMS[_held_form(shares[0])] if shares else "none"
+                held += sum(_held_bytes(share) for share in shares or []) // 2
+        rest = _bytes(self._rest()) * k
+        touched = _bytes([tap.output for tap in taps]) // 2
+        return max(held + rest, 1), (2 * k + 3) * touched + rest  # gradients, and a copy in another order
 
     def _describe(self) -> tuple[str, ...]:
         names = {module: name for name, module in self.model.named_modules()}
@@ -227,7 +218,8 @@ class TangentKernel:
             f"{names[module] or 'model'} ({type(module).__name__}): {self.forms.get(module, 'unused')}"
             for module in self.fast
         ]
-        rest = [name for name, parameter in self.chosen.items() if id(parameter) in {id(p) for p in self._rest()}]
+        unserved = {id(parameter) for parameter in self._rest()}
+        rest = [name for name, parameter in self.chosen.items() if id(parameter) in unserved]
         return tuple(lines + [f"{name}: one backward pass per sample" for name in rest] + ["mode: eval"])
 
     # --- what --------------------------------------------------------------------------------------------
@@ -247,10 +239,9 @@ class TangentKernel:
                 self.plain_layout = True
         return forward(self.model, x, set(self.fast))
 
-    def _calls(self, x: Inputs, *, demote: bool) -> dict[nn.Module, list[Call]]:
+    def _calls(self, out: Tensor, taps: list[Tap], directions: Tensor, *, demote: bool) -> dict[nn.Module, list[Call]]:
         """The calls of each fast module. Calls that do not have one entry per sample spoil it: demote it, or stop."""
-        out, taps = self._forward(x)
-        n = samples(x)
+        n = len(out)
         crooked = {tap.module for tap in taps if len(tap.input) != n or len(tap.output) != n}
         if crooked and not demote:
             raise RulesBroke
@@ -258,7 +249,7 @@ class TangentKernel:
             del self.fast[module]
         taps = [tap for tap in taps if tap.module not in crooked]
         batched = all(rule_for(module) in (linear, constant) for module in self.fast)
-        return calls_by_module(taps, gradients(out, taps, self.directions, batched=batched))
+        return calls_by_module(taps, gradients(out, taps, directions, batched=batched))
 
     def _apply(self, module: nn.Module, calls: list[Call]) -> list[Share] | None:
         """The shares of a module; ``None`` where its rule does not fit the calls."""
@@ -270,23 +261,26 @@ class TangentKernel:
         except (RuntimeError, ValueError, IndexError):
             return None
 
-    def _shares(self, x: Inputs) -> list[Share]:
-        shares: list[Share] = []
-        by_module = self._calls(x, demote=False) if self.fast else {}
+    def _shares(self, x: Inputs) -> Iterator[Share]:
+        """Share after share; what a layer left is let go once its share is made."""
+        by_module = self._calls(*self._forward(x), self.directions, demote=False) if self.fast else {}
         for module in self.fast:
             if (module in by_module) == (module in self.idle):
                 raise RulesBroke  # used by other samples than those it was checked on
+        none = True
+        for module in self.fast:
             if module in by_module:
-                found = self._apply(module, by_module[module])
+                found = self._apply(module, by_module.pop(module))
                 if found is None:
                     raise RulesBroke
-                shares += found
+                none = none and not found
+                yield from found
+                del found
         rest = self._rest()
-        if rest or not shares:
+        if rest or none:
             rows = rows_by_sample(self.model, x, rest, self.directions) if rest else None
             zero = torch.zeros(samples(x), len(self.directions), 1, dtype=self.dtype, device=self.device)
-            shares.append(Rows(zero if rows is None else rows))
-        return shares
+            yield Rows(zero if rows is None else rows)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -296,6 +290,17 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def _explicit(share: Share) -> Share:
     """The form in which a share is held: rows, where these are small."""
     return Rows(share.rows()) if isinstance(share, Windows) and share.rows_are_small() else share
+
+
+def _held_form(share: Share) -> type[Share]:
+    return Rows if isinstance(share, Windows) and share.rows_are_small() else type(share)
+
+
+def _held_bytes(share: Share) -> int:
+    """What a share takes in the form in which it is held, without making it."""
+    if isinstance(share, Windows) and share.rows_are_small():
+        return len(share.inputs[0]) * math.prod(share.row_shape) * share.inputs[0].element_size()
+    return _bytes(share.tensors())
 
 
 def _room(share: Share, n: int, *, explicit: bool, whole: bool) -> Share:
@@ -316,11 +321,11 @@ def _longer(tensor: Tensor, n: int) -> Tensor:
 
 
 def _ends(x: Inputs) -> Inputs:
-    """A few samples from the start and from the end of the data; a lone sample twice."""
+    """The first and the last sample; a lone sample twice."""
     n = samples(x)
-    if n <= CHECKED_SAMPLES:
+    if n == 1:
         return twice(x)
-    first, last = take(x, slice(0, CHECKED_SAMPLES)), take(x, slice(max(CHECKED_SAMPLES, n - CHECKED_SAMPLES), n))
+    first, last = take(x, slice(0, 1)), take(x, slice(n - 1, n))
     return pytree.tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, last)
 
 

@@ -32,13 +32,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_inputs, samples, take, twice
-from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
-from unlazy.kernels.pathcount import Program, chain
-from unlazy.kernels.pathgram import MORE_THAN_HELD, OverlapKernel
-from unlazy.kernels.pathops import Gate, Mix, Reshape, Scale, Source, Total, Window
+from unlazy.kernels.gram import Plan, Progress, empty_result, gram, plan_gram
+from unlazy.kernels.paths.compiled import product_kernel
+from unlazy.kernels.paths.count import Program, chain
+from unlazy.kernels.paths.operations import Gate, Mix, Reshape, Scale, Source, Total, Window
+from unlazy.kernels.paths.pairs import MORE_THAN_HELD, OverlapKernel
+from unlazy.kernels.paths.trace import trace
+from unlazy.kernels.paths.units import Graph, Traced
 from unlazy.kernels.record import record, record_ties
-from unlazy.kernels.trace import trace
-from unlazy.kernels.units import Graph, Traced
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
@@ -132,7 +133,8 @@ def layer_overlap(
         require(same, "the gates of this network depend on its input; there is no common product over layers.")
         return dict(zip(program.graph.gates(), found, strict=True))
 
-    kernel = OverlapKernel(program, opens, log=log, dtype=_kind(dtype, out), device=_device(x))
+    pairs = samples(x) * samples(x if x2 is None else x2)
+    kernel = product_kernel(program, opens, pairs, log=log, dtype=_kind(dtype, out), device=_device(x))
     return _gram(kernel, x, x2, memory, out, progress)
 
 
@@ -220,9 +222,10 @@ def overlap_from_gates(
         return _stacked(gates, gates2, biased=False, log=False).to(dtype)
     program = _chain_program(tuple(layer.shape[1] for layer in gates), 1, False, None, gates[0].device)
     nodes = program.graph.gates()
-    kernel = OverlapKernel(
+    kernel = product_kernel(
         program,
         lambda part: dict(zip(nodes, part, strict=True)),
+        len(gates[0]) * len(gates2[0]),
         log=False,
         dtype=dtype,
         device=gates[0].device,
@@ -359,7 +362,7 @@ def _gram(
     if not plan.keep or not in_memory or progress is not None:
         return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
     shape = (plan.rows, plan.columns)
-    result = torch.empty(shape, dtype=kernel.dtype, device=kernel.device) if out is None else out
+    result = empty_result(shape, kernel.dtype, kernel.device) if out is None else out
     require(tuple(result.shape) == shape, f"out must have shape {shape}, got {tuple(result.shape)}.")
     left = kernel.features(x)
     kernel.block(result, left, left if x2 is None else kernel.features(x2), same=x2 is None)

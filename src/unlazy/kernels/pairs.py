@@ -10,10 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unlazy.kernels.layers import Factors, Positions, Rows, Share, token_table
+from unlazy.kernels.tiles import Tile, tiles
 from unlazy.kernels.windows import Windows
 
-SLIM = 128  # samples a side under which one product for all directions beats one for each pair
+SLIM = 64  # samples a side under which one product for all directions beats one for each pair
 POSITION_ENTRIES = 2**22  # how many entries of a position-by-position product are held at once
+BLOCK, DEVICE_BLOCK = 512, 2048  # pairs of samples are added up in squares of this side, which stay in the cache
+DIAGONAL, DEVICE_DIAGONAL = (
+    128,
+    1024,
+)  # side of the squares on the diagonal, where one direction gains nothing from symmetry
 
 
 class Bench:
@@ -29,84 +35,97 @@ class Bench:
         return held[:size].view(rows, columns)
 
 
-def add_trace(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench) -> None:
-    """out[i, j] += sum over output directions of the paired gradients."""
-    _check_sizes(out, first, second)
-    for a, b in zip(first, second, strict=True):
-        if isinstance(a, Rows) and isinstance(b, Rows):
-            out.addmm_(a.j.flatten(1), b.j.flatten(1).T)
-        elif isinstance(a, Windows) and isinstance(b, Windows):
-            for left, right in _tap_pairs(a, b, bench, same=a is b):
-                out.addmm_(left.flatten(1), right.flatten(1).T)
-        elif isinstance(a, Factors) and isinstance(b, Factors):
-            _add_factors(out, a, b, a.g.flatten(1), b.g.flatten(1), bench)
-        else:
-            assert isinstance(a, Positions)
-            assert isinstance(b, Positions)
-            g, h = (side.g.permute(0, 2, 1, 3).flatten(2) for side in (a, b))
-            _add_positions([(out, g, h)], a, b, bench)
+def add_trace(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
+    """out[i, j] += sum over output directions of the paired gradients: all directions side by side are one."""
+    add_full(out[None, None], [_as_one(a) for a in first], [_as_one(b) for b in second], bench, same=same)
 
 
 def add_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
     """out[k, l, i, j] += the paired gradients of direction k at i and l at j; ``same``: both sides are one set.
 
-    Then the block (l, k) is the transpose of (k, l), and only one of them is computed.
+    Then out[l, k, j, i] is the same number: only blocks above the diagonal are computed, and on the diagonal one of each
+    two directions; the rest is copied.
     """
     _check_sizes(out, first, second)
+    blocks = _blocks(out, same=same)
+    outer = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, Factors) and isinstance(b, Factors)]
+    for block in blocks if outer else []:
+        _add_factors(out, block, outer, bench, same=same)
     for a, b in zip(first, second, strict=True):
         if isinstance(a, Rows) and isinstance(b, Rows):
-            _add_rows(out, a.j, b.j, bench, same=same)
+            _add_rows(out, blocks, a.j, b.j, bench, same=same)
         elif isinstance(a, Windows) and isinstance(b, Windows):
             for left, right in _tap_pairs(a, b, bench, same=same):
-                _add_rows(out, left, right, bench, same=same)
-        elif isinstance(a, Factors) and isinstance(b, Factors):
-            inputs = _input_gram(a, b, bench)
-            for k, m in _direction_pairs(out, same=same):
-                product = bench("gradients", a.g, len(a.g), len(b.g))
-                torch.mm(a.g[:, k], b.g[:, m].T, out=product)
-                out[k, m].add_(product) if inputs is None else out[k, m].addcmul_(product, inputs)
-        else:
-            assert isinstance(a, Positions)
-            assert isinstance(b, Positions)
-            chosen = [(out[k, m], a.g[:, k], b.g[:, m]) for k, m in _direction_pairs(out, same=same)]
-            _add_positions(chosen, a, b, bench)
+                shaped = [side.view(len(side), out.shape[0], -1) for side in (left, right)]
+                _add_rows(out, blocks, shaped[0], shaped[1], bench, same=same)
+        elif isinstance(a, Positions) and isinstance(b, Positions):
+            for block in blocks:
+                _add_positions(out, block, a, b, bench, same=same)
     if same:
+        _mirror(out, blocks)
+
+
+def _as_one(share: Share) -> Share:
+    """All directions as one long one, whose products are the sums over directions."""
+    if isinstance(share, Rows):
+        return Rows(share.j.flatten(1)[:, None])
+    if isinstance(share, Factors):
+        return Factors(share.a, share.g.flatten(1)[:, None], share.weight, share.bias)
+    if isinstance(share, Positions):
+        return share.with_tensors([share.a, share.g.permute(0, 2, 1, 3).flatten(2)[:, None]])
+    return share
+
+
+def _blocks(out: Tensor, *, same: bool) -> list[Tile]:
+    block, diagonal = (DEVICE_BLOCK, DEVICE_DIAGONAL) if out.is_cuda else (BLOCK, DIAGONAL)
+    least = diagonal if out.shape[0] == 1 else block
+    return list(tiles(out.shape[2], out.shape[3], block, block, symmetric=same, least=least))
+
+
+def _directions(out: Tensor, block: Tile, *, same: bool) -> list[tuple[int, int]]:
+    """Pairs of directions; on the diagonal one of each two, since the other is its transpose."""
+    halved = same and block[0] == block[1]
+    return [(k, m) for k, m in itertools.product(range(out.shape[0]), repeat=2) if not halved or m >= k]
+
+
+def _mirror(out: Tensor, blocks: list[Tile]) -> None:
+    """Below the diagonal. (Products of a matrix with its own transpose are symmetric only up to rounding.)"""
+    for rows, columns in blocks:
+        block = out[..., rows, columns]
+        if rows != columns:
+            out[..., columns, rows] = block.transpose(0, 1).mT
+            continue
         for k in range(out.shape[0]):
+            block[k, k].copy_(block[k, k].triu() + block[k, k].triu(1).T)
             for m in range(k):
-                out[k, m].copy_(out[m, k].T)
+                block[k, m].copy_(block[m, k].T)
 
 
-def _direction_pairs(out: Tensor, *, same: bool) -> list[tuple[int, int]]:
-    return [(k, m) for k, m in itertools.product(range(out.shape[0]), repeat=2) if not same or m >= k]
-
-
-def _add_rows(out: Tensor, left: Tensor, right: Tensor, bench: Bench, *, same: bool) -> None:
+def _add_rows(out: Tensor, blocks: list[Tile], left: Tensor, right: Tensor, bench: Bench, *, same: bool) -> None:
     """Explicit gradients ``[n, k, p]``: direction by direction, or, where that makes slim products, all at once."""
-    if min(out.shape[2:]) >= SLIM:
-        for k, m in _direction_pairs(out, same=same):
-            out[k, m].addmm_(left[:, k], right[:, m].T)
+    if out.shape[0] == 1 or min(out.shape[2:]) >= SLIM:
+        for block in blocks:
+            rows, columns = block
+            for k, m in _directions(out, block, same=same):
+                out[k, m, rows, columns].addmm_(left[rows, k], right[columns, m].T)
         return
     a, b = left.flatten(0, 1), right.flatten(0, 1)  # [n k, p]
     product = bench("all directions", a, len(a), len(b))
-    halves = [slice(0, len(a) // 2), slice(len(a) // 2, len(a))] if same else [slice(0, len(a))]
-    for number, rows in enumerate(halves):
-        for columns in halves[number:] if same else [slice(0, len(b))]:
-            torch.mm(a[rows], b[columns].T, out=product[rows, columns])
-    if same:
-        product[halves[1], halves[0]] = product[halves[0], halves[1]].T
+    for rows, columns in tiles(len(a), len(b), BLOCK, BLOCK, symmetric=same, least=DIAGONAL):
+        torch.mm(a[rows], b[columns].T, out=product[rows, columns])
+        if same and rows != columns:
+            product[columns, rows] = product[rows, columns].T
     k = out.shape[0]
     out.add_(product.view(len(a) // k, k, len(b) // k, k).permute(1, 3, 0, 2))
 
 
 def _tap_pairs(a: Windows, b: Windows, bench: Bench, *, same: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both sides' explicit gradients ``[n, k, p]``, one tap of the filter after another."""
-    k = a.directions
+    """Both sides' explicit gradients ``[n, k m, c]``, one tap of the filter after another."""
     if same:
         for rows in a.tap_rows(bench, "left"):
-            yield rows.view(len(rows), k, -1), rows.view(len(rows), k, -1)
+            yield rows, rows
         return
-    for left, right in zip(a.tap_rows(bench, "left"), b.tap_rows(bench, "right"), strict=True):
-        yield left.view(len(left), k, -1), right.view(len(right), k, -1)
+    yield from zip(a.tap_rows(bench, "left"), b.tap_rows(bench, "right"), strict=True)
 
 
 def _check_sizes(out: Tensor, first: Sequence[Share], second: Sequence[Share]) -> None:
@@ -115,49 +134,58 @@ def _check_sizes(out: Tensor, first: Sequence[Share], second: Sequence[Share]) -
         assert all(len(tensor) == out.shape[side] for share in shares for tensor in share.tensors())
 
 
-def _input_gram(a: Factors, b: Factors, bench: Bench) -> Tensor | None:
+def _add_factors(
+    out: Tensor, block: Tile, shares: Sequence[tuple[Factors, Factors]], bench: Bench, *, same: bool
+) -> None:
+    """(a_i . a_j + bias) (g_ik . g_jm), all layers one after the other while a block is in the cache."""
+    rows, columns = block
+    inputs = [_input_gram(a.a[rows], b.a[columns], a, bench, number) for number, (a, b) in enumerate(shares)]
+    product = bench("gradients", shares[0][0].g, rows.stop - rows.start, columns.stop - columns.start)
+    for k, m in _directions(out, block, same=same):
+        target = out[k, m, rows, columns]
+        for (a, b), gram in zip(shares, inputs, strict=True):
+            if gram is None:
+                target.addmm_(a.g[rows, k], b.g[columns, m].T)
+            else:
+                torch.mm(a.g[rows, k], b.g[columns, m].T, out=product)
+                target.addcmul_(product, gram)
+
+
+def _input_gram(a: Tensor, b: Tensor, share: Factors, bench: Bench, number: int) -> Tensor | None:
     """a_i . a_j (weight) + 1 (bias); ``None`` where it is 1 throughout."""
-    if not a.weight:
+    if not share.weight:
         return None
-    gram = bench("inputs", a.a, len(a.a), len(b.a))
-    torch.mm(a.a, b.a.T, out=gram)
-    return gram.add_(1) if a.bias else gram
+    gram = bench(f"inputs {number}", a, len(a), len(b))
+    torch.mm(a, b.T, out=gram)
+    return gram.add_(1) if share.bias else gram
 
 
-def _add_factors(out: Tensor, a: Factors, b: Factors, g: Tensor, h: Tensor, bench: Bench) -> None:
-    inputs = _input_gram(a, b, bench)
-    if inputs is None:
-        out.addmm_(g, h.T)
-        return
-    product = bench("gradients", g, len(g), len(h))
-    torch.mm(g, h.T, out=product)
-    out.addcmul_(product, inputs)
+def _add_positions(out: Tensor, block: Tile, a: Positions, b: Positions, bench: Bench, *, same: bool) -> None:
+    """out[k, l, i, j] += sum over t, s of (a_it . a_js + bias) (g_ikt . g_jls).
 
-
-def _add_positions(targets: list[tuple[Tensor, Tensor, Tensor]], a: Positions, b: Positions, bench: Bench) -> None:
-    """For every (out, g, h): out[i, j] += sum over t, s of (a_it . a_js + bias) (g_it . h_js), ``g [n, t, m]``.
-
-    A few samples i at a time; what the inputs give is made once for all targets.
+    A few samples i at a time; what the inputs give is made once for all pairs of directions.
     """
-    (n, t), (m, s) = a.a.shape[:2], b.a.shape[:2]
-    step = max(1, POSITION_ENTRIES // max(1, t * s * m))
-    for start in range(0, n, step):
-        part = slice(start, min(start + step, n))
+    rows, columns = block
+    entered, gradients = b.a[columns].flatten(0, 1), [b.g[columns, m].flatten(0, 1) for m in range(out.shape[0])]
+    t, s, width = a.a.shape[1], b.a.shape[1], columns.stop - columns.start
+    step = max(1, POSITION_ENTRIES // max(1, t * s * width))
+    for start in range(rows.start, rows.stop, step):
+        part = slice(start, min(start + step, rows.stop))
         size = (part.stop - start) * t
         inputs = None
         if a.weight:
-            inputs = bench("inputs", a.g, size, m * s)
+            inputs = bench("inputs", a.g, size, width * s)
             if a.a.is_floating_point():
-                torch.mm(a.a[part].flatten(0, 1), b.a.flatten(0, 1).T, out=inputs)
+                torch.mm(a.a[part].flatten(0, 1), entered.T, out=inputs)
             else:
-                torch.eq(a.a[part].reshape(-1, 1), b.a.reshape(1, -1), out=inputs)
+                torch.eq(a.a[part].reshape(-1, 1), entered.reshape(1, -1), out=inputs)
             inputs = inputs.add_(1) if a.bias else inputs
-        for out, g, h in targets:
-            product = bench("gradients", g, size, m * s)
-            torch.mm(g[part].flatten(0, 1), h.flatten(0, 1).T, out=product)
+        for k, m in _directions(out, block, same=same):
+            product = bench("gradients", a.g, size, width * s)
+            torch.mm(a.g[part, k].flatten(0, 1), gradients[m].T, out=product)
             product = product if inputs is None else product.mul_(inputs)
-            rows = product.view(-1, t, m * s).sum(1)
-            out[part] += rows.view(-1, m, s).sum(-1)
+            summed = product.view(-1, t, width * s).sum(1)
+            out[k, m, part, columns] += summed.view(-1, width, s).sum(-1)
 
 
 # --- each sample with itself, and explicitly ----------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unlazy.kernels.walks import walk
+from unlazy.kernels.paths.walks import walk
 from unlazy.runtime import require
 
 

@@ -26,7 +26,11 @@ def gated_value_kernel(
     """
     layers = [layer for layer in (*net.value_layers, net.readout) if isinstance(layer, Affine)]
     if len(layers) != net.settings.depth + 1:
-        raise Unsupported("GatedNet", "its value layers are not dense", "Gates are replayed in dense networks only.")
+        raise Unsupported(
+            "GatedNet",
+            "its value layers are not plain dense ones",
+            "Gates are replayed in dense networks in the standard parametrisation only.",
+        )
     require(len(gates) == net.settings.depth, f"need {net.settings.depth} layers of gates, got {len(gates)}.")
     with torch.no_grad():
         opened = [gate.to(x.dtype) for gate in gates]

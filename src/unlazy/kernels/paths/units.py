@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unlazy.kernels.capture import Inputs, samples
-from unlazy.kernels.pathops import Gate, Opaque, Operation, Shape, Source
+from unlazy.kernels.paths.operations import Gate, Opaque, Operation, Shape, Source
 from unlazy.kernels.record import NO_HARD_GATE, Watch, argument, between, borders, no_gates, no_hard_gate
 from unlazy.runtime import Unsupported
 

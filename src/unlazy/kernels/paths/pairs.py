@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unlazy.kernels.binary import Bits, tiles
+from unlazy.kernels.binary import Bits
 from unlazy.kernels.capture import Inputs, samples, take
-from unlazy.kernels.pathcount import Common, Program, power
-from unlazy.kernels.pathops import Source
+from unlazy.kernels.paths.count import Common, Program, power
+from unlazy.kernels.paths.operations import Source
+from unlazy.kernels.tiles import tiles
 from unlazy.runtime import InputError, require
 
 NUMBERS = {"cpu": 2**18}  # in the widest state of one block of pairs: what stays in the cache

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unlazy.kernels.capture import Inputs, check_inputs, samples
+from unlazy.kernels.paths.trace import trace
 from unlazy.kernels.record import NO_HARD_GATE, Watch, argument, between, borders, no_hard_gate
-from unlazy.kernels.trace import trace
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 

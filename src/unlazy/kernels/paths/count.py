@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unlazy.kernels.pathops import NONE, Axes, Gate, Mix, Scale, Source, summed
-from unlazy.kernels.units import Graph, Node
+from unlazy.kernels.paths.operations import NONE, Axes, Gate, Mix, Scale, Source, summed
+from unlazy.kernels.paths.units import Graph, Node
 from unlazy.runtime import InputError, require
 
 Common = Callable[[int], Tensor]  # gate -> units open on both inputs, [*axes, a, b]

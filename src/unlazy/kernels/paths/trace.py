@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_inputs
-from unlazy.kernels.pathops import (
+from unlazy.kernels.paths.operations import (
     Add,
     AxisMap,
     Join,
@@ -29,8 +29,8 @@ from unlazy.kernels.pathops import (
     Window,
     axis_map,
 )
+from unlazy.kernels.paths.units import Rule, Step, Traced, Tracer
 from unlazy.kernels.record import each_axis
-from unlazy.kernels.units import Rule, Step, Traced, Tracer
 from unlazy.runtime import Unsupported
 
 
