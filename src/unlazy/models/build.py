@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from unlazy.models.dense import Draw, dense_parts
+from unlazy.models.dense import Draw, ScaledAffine, dense_parts
 from unlazy.models.gates import GateRule, SoftGate
 from unlazy.models.net import GatedNet
 from unlazy.models.spec import NetSpec, deep_linear_spec, relu_spec
@@ -50,6 +51,21 @@ def member(stack: GatedNet, index: int) -> GatedNet:
     single = build(spec, dtype=next(iter(numbers.values())).dtype)
     single.load_state_dict(numbers)
     return single
+
+
+def in_standard_parametrisation(net: GatedNet) -> GatedNet:
+    """A copy that computes the same with effective weights alone, for whatever reads weights off the layers."""
+    numbers = {name: tensor for name, tensor in net.state_dict().items() if ".inner." not in name}
+    for name, layer in net.named_modules():
+        if isinstance(layer, ScaledAffine):
+            numbers[f"{name}.weight"] = layer.weight.detach().clone()
+            if layer.bias is not None:
+                numbers[f"{name}.bias"] = layer.bias.detach().clone()
+    spec, beta = replace(net.settings, parametrisation="standard"), net.member_beta
+    dtype = next(net.parameters()).dtype
+    plain = _assemble(spec, None if net.members is None else [0] * net.members, 0, beta, dtype)
+    plain.load_state_dict(numbers)
+    return plain
 
 
 def _as_spec(spec: Spec) -> NetSpec:

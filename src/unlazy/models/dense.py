@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from unlazy.models.parametrisation import Scaling, scaling_of
 from unlazy.models.spec import NetSpec
-from unlazy.runtime import stream
+from unlazy.runtime import require, stream
 
 States = list[Tensor]
 
@@ -40,6 +41,36 @@ class ConstantAffine(Affine):
         return constant.expand(*constant.shape[:-2], states[-1].shape[-2], -1)
 
 
+class ScaledAffine(nn.Module):
+    """h -> after (w (before h) + c): an affine layer with the multipliers of its parametrisation around it.
+
+    ``weight`` and ``bias`` are the effective numbers; what is trained are those of ``inner``.
+    """
+
+    def __init__(self, inner: Affine, scaling: Scaling) -> None:
+        super().__init__()
+        self.inner, self.scaling = inner, scaling
+
+    @property
+    def weight(self) -> Tensor:
+        return self.scaling.before * self.scaling.after * self.inner.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.inner.bias is None else self.scaling.after * self.inner.bias
+
+    def forward(self, states: States) -> Float[Tensor, "*batch out"]:
+        return self.scaling.after * self.inner([self.scaling.before * states[-1]])
+
+
+def effective(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias that a dense layer computes with, in any parametrisation; cut off from the gradient."""
+    require(isinstance(layer, Affine | ScaledAffine), f"{type(layer).__name__} is not a dense layer of ours.")
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, Tensor)
+    return weight.detach(), bias.detach() if isinstance(bias, Tensor) else None
+
+
 class QuadraticTerm(nn.Module):
     """sum_r s_{i,r} (a_{i,r} . x)^2 + c_i, added to a linear gate's pre-activation."""
 
@@ -66,27 +97,34 @@ class Draw:
 
     def affine(
         self, name: str, fan_out: int, fan_in: int, *, bias: bool, gated: bool, layer: type[Affine] = Affine
-    ) -> Affine:
-        gain = 2.0 if gated else 1.0
-        weight = self.tensor(f"{name}.weight", (fan_out, fan_in), fan_in, gain)
-        return layer(weight, self.tensor(f"{name}.bias", (fan_out,), fan_in, 0.0) if bias else None)
+    ) -> Affine | ScaledAffine:
+        gain, spec = 2.0 if gated else 1.0, self.spec
+        role = "readout" if name == "readout" else ("first" if name.endswith(".0") else "hidden")
+        scaling = scaling_of(spec.parametrisation, role, fan_in, spec.width, constant=layer is ConstantAffine)
+        by = scaling.start / (scaling.before * scaling.after)
+        weight = self.tensor(f"{name}.weight", (fan_out, fan_in), fan_in, gain, by)
+        offsets = self.tensor(f"{name}.bias", (fan_out,), fan_in, 0.0, 1 / scaling.after) if bias else None
+        inner = layer(weight, offsets)
+        return inner if scaling.plain else ScaledAffine(inner, scaling)
 
-    def tensor(self, name: str, shape: tuple[int, ...], fan_in: int, gain: float) -> Tensor:
-        """``gain``: variance times fan_in under the ``he`` scheme (0 for biases); ``torch`` ignores it."""
+    def tensor(self, name: str, shape: tuple[int, ...], fan_in: int, gain: float, by: float = 1.0) -> Tensor:
+        """``gain``: variance times fan_in under the ``he`` scheme (0 for biases); ``torch`` ignores it. ``by`` multiplies."""
         if self.seeds is None:
-            return self._one(self.seed, name, shape, fan_in, gain).to(self.dtype)
-        return torch.stack([self._one(seed, name, shape, fan_in, gain) for seed in self.seeds]).to(self.dtype)
+            return self._one(self.seed, name, shape, fan_in, gain, by).to(self.dtype)
+        return torch.stack([self._one(seed, name, shape, fan_in, gain, by) for seed in self.seeds]).to(self.dtype)
 
-    def _one(self, seed: int, name: str, shape: tuple[int, ...], fan_in: int, gain: float) -> Tensor:
+    def _one(self, seed: int, name: str, shape: tuple[int, ...], fan_in: int, gain: float, by: float) -> Tensor:
         random, init = stream(seed, "init", name), self.spec.init
         if init.scheme == "torch":
             numbers = (2 * torch.rand(shape, generator=random, dtype=torch.float64) - 1) / math.sqrt(fan_in)
         else:
             numbers = torch.randn(shape, generator=random, dtype=torch.float64) * math.sqrt(gain / fan_in)
-        return init.scale * numbers
+        return init.scale * by * numbers
 
 
-def dense_parts(spec: NetSpec, draw: Draw) -> tuple[nn.ModuleList, nn.ModuleList, Affine, nn.ModuleList | None]:
+def dense_parts(
+    spec: NetSpec, draw: Draw
+) -> tuple[nn.ModuleList, nn.ModuleList, Affine | ScaledAffine, nn.ModuleList | None]:
     """Gate layers, value layers, readout and quadratic terms of a dense network."""
     gate_layers, value_layers = nn.ModuleList(), nn.ModuleList()
     quadratic = nn.ModuleList() if spec.gating == "quadratic" else None

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from unlazy.models.gates import Gates, HardGate
+from unlazy.models.parametrisation import rate_multiplier
 from unlazy.models.spec import NetSpec
 from unlazy.runtime import InputError, Unsupported, require
 
@@ -67,6 +68,26 @@ class GatedNet(nn.Module):
             (key, parameter)
             for key, parameter in self.named_parameters()
             if key.startswith(("gate_layers.", "quadratic.")) == (name == "gate")
+        ]
+
+    def rate_multipliers(self, optimiser: str = "sgd") -> dict[str, float]:
+        """What the parametrisation makes of the learning rate of each parameter, under ``"sgd"`` or ``"adam"``."""
+        spec = self._spec
+        return {
+            name: rate_multiplier(spec.parametrisation, optimiser, spec.width, name)
+            for name, _ in self.named_parameters()
+        }
+
+    def parameter_groups(self, lr: float, optimiser: str = "sgd") -> list[dict[str, Any]]:
+        """Trainable parameters with the rates of their parametrisation, as torch's optimisers take them.
+
+        ``torch.optim.Adam(net.parameter_groups(1e-3, "adam"))``: a rate that suits one width then suits them all.
+        """
+        rates = self.rate_multipliers(optimiser)
+        return [
+            {"params": [parameter], "lr": lr * rates[name]}
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad
         ]
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*out o"]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from unlazy.models.gates import GateRule, HardGate, SoftGate, rule_from_spec, rule_to_spec
+from unlazy.models.parametrisation import ALSO_CALLED, PARAMETRISATIONS
 from unlazy.runtime import InputError, require
 
 SHAPES = ("dense",)
@@ -45,6 +46,9 @@ class NetSpec:
     so their sum, the only thing that matters, moves ``inputs`` times faster under Adam (784 times on
     Fashion-MNIST). ``one`` feeds a single constant 1: the same functions, the same starting distribution of
     that sum (variance 1/3 under ``torch``), and an ordinary step.
+
+    ``parametrisation``: how layers scale with the width, ``standard``, ``ntk`` or ``mup`` (also called ``mean-field``); see
+    :mod:`unlazy.models.parametrisation`. A stored spec names it only where it is not the standard one.
     """
 
     inputs: int
@@ -61,6 +65,7 @@ class NetSpec:
     constant_input: str = "ones"
     quadratic_rank: int = 1
     shape: str = "dense"
+    parametrisation: str = "standard"
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "width", "depth", "quadratic_rank"):
@@ -73,6 +78,12 @@ class NetSpec:
         _one_of("gating", self.gating, GATINGS)
         _one_of("experts", self.experts, EXPERTS)
         _one_of("constant_input", self.constant_input, CONSTANT_INPUTS)
+        object.__setattr__(self, "parametrisation", ALSO_CALLED.get(self.parametrisation, self.parametrisation))
+        _one_of("parametrisation", self.parametrisation, PARAMETRISATIONS)
+        require(
+            self.parametrisation == "standard" or self.gating != "quadratic",
+            f"quadratic gates have no {self.parametrisation} parametrisation; use parametrisation='standard'.",
+        )
         require(
             not (self.gating in ("own", "open") and self.experts == "constant"),
             f"constant experts with {self.gating} gates would not see the input at all; "
@@ -87,6 +98,8 @@ class NetSpec:
         """Plain JSON values; the inverse of ``from_dict``."""
         plain = asdict(self) | {"gate": rule_to_spec(self.gate)}
         plain["in"], plain["out"] = plain.pop("inputs"), plain.pop("outputs")
+        if self.parametrisation == "standard":
+            del plain["parametrisation"]  # runs made before there was a choice keep their ids
         return plain
 
     @classmethod

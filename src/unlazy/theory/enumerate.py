@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from unlazy.models.dense import effective
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, require
 
@@ -172,6 +173,5 @@ def _step(
 
 def _numbers(layer: nn.Module) -> tuple[Tensor, Tensor]:
     """Weight and bias of a layer; no bias is a bias of zero."""
-    found = dict(layer.named_parameters(recurse=False))
-    weight = found["weight"].detach()
-    return weight, found["bias"].detach() if "bias" in found else weight.new_zeros(weight.shape[0])
+    weight, bias = effective(layer)
+    return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from unlazy.models.dense import effective
 from unlazy.models.gates import HardGate
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, Unsupported, require
@@ -239,10 +240,10 @@ def inner_point(left: float, right: float) -> float:
 
 def _through(layer: nn.Module, state: Affine) -> Affine:
     """A layer applied to affine functions of x."""
-    numbers = {name: tensor.detach().double().numpy() for name, tensor in layer.named_parameters(recurse=False)}
-    q = numbers["weight"] @ state
-    if "bias" in numbers:
-        q[:, 0] += numbers["bias"]
+    weight, bias = effective(layer)
+    q: Affine = weight.double().numpy() @ state
+    if bias is not None:
+        q[:, 0] += bias.double().numpy()
     return q
 
 

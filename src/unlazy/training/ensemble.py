@@ -68,7 +68,10 @@ class MemberAdam:
         for parameter, part in zip(self.parameters, self._parts(self.flat), strict=True):
             parameter.data = part
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.lr = torch.tensor(lr, dtype=self.flat.dtype, device=self.flat.device).reshape(-1, 1)
+        rates = net.rate_multipliers("adam")
+        by_entry = torch.cat([self.flat.new_full((p[0].numel(),), rates[name]) for name, p in self.named])
+        own = torch.tensor(lr, dtype=self.flat.dtype, device=self.flat.device).reshape(-1, 1)
+        self.lr = own if bool((by_entry == 1).all()) else own * by_entry  # [S, 1], or [S, p] where layers differ
         self.steps = 0
 
     def minimise(self, losses: Float[Tensor, " members"]) -> None:

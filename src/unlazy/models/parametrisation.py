@@ -1,0 +1,83 @@
+"""How a network's numbers scale with its width m: the standard, the NTK and the maximal-update parametrisation.
+
+A dense layer computes z = W h + b with *effective* numbers W = (after before) w and b = after c; an optimiser moves w and c.
+Only products matter to the function, but the split decides how fast each layer learns (Yang and Hu 2021 call the exponents
+of m in multiplier, start and learning rate a, b, c).
+
+    name       layer     W / w          b / c      W starts as          gradient descent   Adam
+    standard   all       1              1          drawn                1                  1
+    ntk        all       1/sqrt(fan_in) 1          drawn                1                  m^(-axes/2)
+    mup        first     sqrt(m)        sqrt(m)    drawn                1                  m^(-axes/2)
+               hidden    1              sqrt(m)    drawn                1                  m^(-axes/2)
+               readout   1/sqrt(m)      1          drawn / sqrt(m)      1                  m^(-axes/2)
+
+"Drawn": what ``Init`` says, the same numbers for a seed in every parametrisation, so that a standard and an NTK network of
+one seed start as the same function. The last columns multiply the learning rate; ``axes`` counts the axes of a tensor that
+grow with the width (hidden weights 2, first and readout weights and hidden biases 1, the readout's bias 0): gradients have
+a norm that does not depend on m, and Adam makes each of the m^axes entries of order 1.
+
+In the limit of great width an NTK network is lazy: its tangent kernel stays (Jacot, Gabriel and Hongler 2018). Under ``mup``
+every layer moves its outputs by order 1 whatever the width (Yang and Hu 2021, Table 1: a = (-1/2, 0, .., 0, 1/2), b = 1/2,
+c = 0); with one hidden layer that is the mean-field parametrisation, so ``mean-field`` is another word for it.
+Under ``standard`` a learning rate that works at one width is too large at a greater one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unlazy.runtime import require
+
+PARAMETRISATIONS = ("standard", "ntk", "mup")
+ALSO_CALLED = {"mean-field": "mup"}
+OPTIMISERS = ("sgd", "adam")
+AXES: Mapping[tuple[str, str], int] = {  # of a tensor, that grow with the width
+    ("first", "weight"): 1,
+    ("first", "bias"): 1,
+    ("hidden", "weight"): 2,
+    ("hidden", "bias"): 1,
+    ("readout", "weight"): 1,
+    ("readout", "bias"): 0,
+}
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """W = before after w, b = after c; W starts ``start`` times what is drawn."""
+
+    before: float = 1.0
+    after: float = 1.0
+    start: float = 1.0
+
+    @property
+    def plain(self) -> bool:
+        return self == Scaling()
+
+
+def scaling_of(parametrisation: str, role: str, fan_in: int, width: int, *, constant: bool = False) -> Scaling:
+    """The multipliers of a layer by its ``role``: ``first``, ``hidden`` or ``readout``.
+
+    ``constant``: a layer that reads a constant instead of the state before it; all its scaling then stands after it.
+    """
+    require((role, "weight") in AXES, f"a layer is first, hidden or readout, got {role!r}.")
+    if parametrisation == "standard":
+        return Scaling()
+    if parametrisation == "ntk":
+        small = 1 / math.sqrt(fan_in)
+        return Scaling(after=small) if constant else Scaling(before=small)
+    root = math.sqrt(width)
+    if role == "readout":
+        return Scaling(before=1 / root, start=1 / root)
+    return Scaling(after=root) if role == "first" else Scaling(before=1 / root, after=root)
+
+
+def rate_multiplier(parametrisation: str, optimiser: str, width: int, name: str) -> float:
+    """What multiplies the learning rate of a parameter of a dense network, by its name there."""
+    require(optimiser in OPTIMISERS, f"optimiser must be one of {', '.join(OPTIMISERS)}; got {optimiser!r}.")
+    if parametrisation == "standard" or optimiser == "sgd":
+        return 1.0
+    branch, number, *_ = name.split(".")
+    role = "readout" if branch == "readout" else ("first" if number == "0" else "hidden")
+    return width ** (-AXES[role, name.rpartition(".")[2]] / 2)
