@@ -16,7 +16,8 @@ from unlazy.models.conv import ImageSpec, build_images
 from unlazy.models.gates import HardGate
 from unlazy.runtime import InputError
 from unlazy.training import images as training
-from unlazy.training.images import CROP, DeviceImages, ImageRecipe, loss_function, make_optimiser, train_images
+from unlazy.training.batches import CROP, DeviceImages
+from unlazy.training.images import ImageRecipe, loss_function, make_optimiser, train_images
 
 SMALL = ImageSpec((6, 8), (1, 1), channels=2, classes=3)
 QUICK = ImageRecipe(4, batch=16, lr=0.05, augment=False, smoothing=0.0)

@@ -32,7 +32,7 @@ from unlazy.studies.halfspace.tables.settings import (
     parameters,
     planned_seconds,
 )
-from unlazy.training.images import DeviceImages
+from unlazy.training.batches import DeviceImages
 
 NO_STEPS = lambda *_: None  # noqa: E731
 MADE_BY = {"started": "2026-01-01T00:00:00+00:00", "device": "made"}

@@ -23,11 +23,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unlazy.models.fused import QUICK_TYPES, gate_kernels, plain_backward, plain_forward
 from unlazy.models.gates import GateRule, Gates, HardGate, SoftGate, rule_from_spec, rule_to_spec
 from unlazy.models.spec import EXPERTS, Init
 from unlazy.runtime import InputError, Unsupported, require, stream
 
 GATINGS = ("own", "linear", "open")
+TINY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class ImageSpec:
     ``blocks`` empty: a plain network, one gated convolution for every entry of ``widths``. Otherwise a residual network: after a
     first convolution, ``blocks[i]`` blocks of two convolutions with ``widths[i]`` channels; each stage but the first halves the
     picture. ``dense``: a layer of that many units between pooling and output, linear unless ``gated_dense``.
+    ``even_gates``: in training, the slope of hard gates' backward pass counts in units of each channel's own size. The
+    half-spaces are the same; residual gates, which grow with depth, all stay within reach of the gradient.
     """
 
     widths: tuple[int, ...]
@@ -49,6 +53,7 @@ class ImageSpec:
     gating: str = "linear"
     experts: str = "linear"
     gate: GateRule = field(default_factory=SoftGate)
+    even_gates: bool = False
     init: Init = field(default_factory=lambda: Init("he"))
 
     def __post_init__(self) -> None:
@@ -68,6 +73,10 @@ class ImageSpec:
         require(
             self.gating == "linear" or self.gate == HardGate(None),
             f"gating={self.gating!r} trains no gate: give gate=HardGate(None).",
+        )
+        require(
+            not self.even_gates or isinstance(self.gate, HardGate),
+            "even_gates is for hard gates: dividing the argument of a soft gate would change the network.",
         )
         require(not self.gated_dense or self.dense is not None, "gated_dense needs a dense layer: give dense.")
 
@@ -90,11 +99,11 @@ class ImageSpec:
 
     def relu(self) -> ImageSpec:
         """The ReLU network of the same layout."""
-        return replace(self, gating="own", experts="linear", gate=HardGate(None))
+        return replace(self, gating="own", experts="linear", gate=HardGate(None), even_gates=False)
 
     def deep_linear(self) -> ImageSpec:
         """The deep linear network of the same layout: every gate open."""
-        return replace(self, gating="open", experts="linear", gate=HardGate(None))
+        return replace(self, gating="open", experts="linear", gate=HardGate(None), even_gates=False)
 
 
 def conv_spec(width: int = 26, depth: int = 5, *, dense: int | None = 64, **choices: Any) -> ImageSpec:
@@ -179,31 +188,40 @@ def _layers(spec: ImageSpec, *, skip_first_norm: bool = False) -> nn.ModuleList:
 # --- the gates' product --------------------------------------------------------------------------
 
 
-class _StraightThrough(torch.autograd.Function):
-    """1[q >= 0] v forward; d sigmoid(beta q) backward. In one piece it keeps q and v and nothing else."""
+class _Gate(torch.autograd.Function):
+    """rule(q) v forward; backward through sigmoid(beta q) for q. In one piece it keeps q and v and nothing else."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, v: Tensor, beta: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, v: Tensor, beta: float, soft: bool, quick: bool) -> Tensor:
         ctx.save_for_backward(q, v)
-        ctx.beta = beta
-        return torch.where(q >= 0, v, 0)
+        ctx.beta, ctx.soft = beta, soft
+        ctx.kernels = gate_kernels(beta, soft=soft) if quick and q.dtype == v.dtype in QUICK_TYPES else None
+        return ctx.kernels[0](q, v) if ctx.kernels else plain_forward(q, v, beta, soft=soft)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         (grad,), (q, v) = grads, ctx.saved_tensors
-        soft = torch.sigmoid(ctx.beta * q)
-        to_gate = (grad * v).mul_(ctx.beta) * (soft * (1 - soft))
-        return to_gate.to(q.dtype), torch.where(q >= 0, grad, 0).to(v.dtype), None  # autograd sums broadcast axes
+        if ctx.kernels and grad.dtype == q.dtype:
+            to_gate, to_value = ctx.kernels[1](grad, q, v)
+        else:
+            to_gate, to_value = plain_backward(grad, q, v, ctx.beta, soft=ctx.soft)
+        return to_gate, to_value, None, None, None  # autograd sums broadcast axes
 
 
-def gated(rule: GateRule, q: Tensor, v: Tensor) -> Tensor:
-    """rule(q) * v, the hard rule with fewer passes over memory."""
-    if isinstance(rule, SoftGate):
-        return rule(q).to(v.dtype) * v
-    if rule.beta is not None and q.requires_grad:
-        result: Tensor = _StraightThrough.apply(q, v, rule.beta)
+def gated(rule: GateRule, q: Tensor, v: Tensor, *, quick: bool = False) -> Tensor:
+    """rule(q) * v, with fewer passes over memory; ``quick``: single GPU kernels if there are any."""
+    soft = isinstance(rule, SoftGate)
+    if rule.beta is not None and q.requires_grad and (quick or not soft):
+        result: Tensor = _Gate.apply(q, v, rule.beta, soft, quick)
         return result
-    return torch.where(q >= 0, v, 0)
+    return rule(q).to(v.dtype) * v if isinstance(rule, SoftGate) else torch.where(q >= 0, v, 0)
+
+
+def of_unit_size(q: Float[Tensor, "n *rest"]) -> Float[Tensor, "n *rest"]:
+    """Every channel divided by its root mean square over batch and positions, taken as a constant: the same half-spaces."""
+    over = tuple(axis for axis in range(q.ndim) if axis != 1)
+    size: Tensor = q.detach().float().square().mean(over, keepdim=True).sqrt()
+    return q / (size + TINY).to(q.dtype)
 
 
 # --- the network ---------------------------------------------------------------------------------
@@ -247,7 +265,10 @@ class GatedImageNet(nn.Module):
         if self._spec.gating == "open":
             return self._value_pass(x, lambda _, pre: pre)
         q = self.pre_activations(x)
-        return self._value_pass(x, lambda layer, pre: gated(self._spec.gate, q[layer], pre))
+        if self._spec.even_gates and self.training:
+            q = [of_unit_size(pre) for pre in q]
+        quick = self.training and x.is_cuda
+        return self._value_pass(x, lambda layer, pre: gated(self._spec.gate, q[layer], pre, quick=quick))
 
     def gates(self, x: Float[Tensor, "n c h w"]) -> Gates:
         """The gates of every layer, ``[n, channels, height, width]``; ``.hard()`` gives booleans."""

@@ -15,19 +15,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unlazy.data.images import Images
 from unlazy.models.conv import GatedImageNet
 from unlazy.models.gates import SoftGate
-from unlazy.runtime import require, stream
+from unlazy.runtime import require
+from unlazy.training.batches import DeviceImages
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("one-cycle", "constant")
 PRECISIONS = ("bfloat16", "float32")
-CROP = 4  # pixels a picture may shift by, each way
 EVALUATED_AT_ONCE = 1000
 Progress = Callable[[int, int], None]
 
@@ -35,7 +34,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class ImageRecipe:
     """How to train. ``precision`` counts on a GPU only; ``distil`` is the share of the loss that follows a teacher's softened
-    outputs.
+    outputs; ``gate_lr`` multiplies the rate of the gating branch. ``mixed``: the share of pictures with a patch of another
+    one, for pure distillation alone, where the teacher says what such a picture is.
 
     ``looks_every``: accuracies are measured after every so many epochs, and always at the end; those on training images on the
     first ``train_probe`` of them (default: all), without augmentation.
@@ -55,6 +55,8 @@ class ImageRecipe:
     precision: str = "bfloat16"
     distil: float = 0.0
     temperature: float = 4.0
+    gate_lr: float = 1.0
+    mixed: float = 0.0
     looks_every: int | None = None
     train_probe: int | None = None
 
@@ -64,9 +66,15 @@ class ImageRecipe:
         for name, allowed in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES), ("precision", PRECISIONS)):
             given = getattr(self, name)
             require(given in allowed, f"{name} must be one of {', '.join(allowed)}; got {given!r}.")
-        require(self.lr > 0, f"lr must be positive, got {self.lr!r}.")
+        for name in ("lr", "gate_lr"):
+            require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)!r}.")
         require(0 < self.warm_up < 1, f"warm_up is a share of the steps, between 0 and 1; got {self.warm_up!r}.")
         require(0 <= self.distil <= 1, f"distil is a share of the loss, from 0 to 1; got {self.distil!r}.")
+        require(0 <= self.mixed <= 1, f"mixed is a share of the pictures, from 0 to 1; got {self.mixed!r}.")
+        require(
+            self.mixed == 0 or self.distil == 1,
+            "pictures with patches have no label of their own: mixed needs distil=1.",
+        )
         require(self.looks_every is None or self.looks_every >= 1, "looks_every must be at least 1.")
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,71 +89,6 @@ class ImageRecipe:
         if step < turn:
             return self.lr * (step + 1) / (turn + 1)
         return self.lr * 0.5 * (1 + math.cos(math.pi * (step - turn) / (steps - turn)))
-
-
-@dataclass(frozen=True)
-class DeviceImages:
-    """Pictures as bytes on the device, channels last; ``layout``: how their numbers are to lie in memory."""
-
-    pixels: UInt8[Tensor, "n h w c"]
-    labels: Int64[Tensor, "n"]
-    low: Float[Tensor, "c"]
-    range: Float[Tensor, "c"]
-    layout: torch.memory_format = torch.contiguous_format
-
-    @classmethod
-    def put(
-        cls,
-        images: Images,
-        device: str,
-        *,
-        standardise: bool = True,
-        layout: torch.memory_format = torch.contiguous_format,
-    ) -> DeviceImages:
-        mean = torch.tensor(images.mean if standardise else (0.0,) * images.pixels.shape[1], device=device)
-        deviation = torch.tensor(images.deviation if standardise else (1.0,) * images.pixels.shape[1], device=device)
-        pixels = images.pixels.permute(0, 2, 3, 1).contiguous().to(device)
-        return cls(pixels, images.labels.to(device), mean * images.white, deviation * images.white, layout)
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def floats(self, pixels: UInt8[Tensor, "k h w c"]) -> Float[Tensor, "k c h w"]:
-        """Numbers for a network, as ``Images.floats``."""
-        return ((pixels.float() - self.low) / self.range).permute(0, 3, 1, 2).contiguous(memory_format=self.layout)
-
-    def batches(
-        self, seed: int, epoch: int, size: int, *, augment: bool
-    ) -> Iterator[tuple[Float[Tensor, "k c h w"], Int64[Tensor, "k"]]]:
-        """All whole batches of an epoch, flipped and shifted if asked for."""
-        n, height, width, _ = self.pixels.shape
-        order = torch.randperm(n, generator=stream(seed, "order", epoch)).to(self.pixels.device)
-        rows, columns = _places(n, height, width, seed, epoch, order.device) if augment else (None, None)
-        for start in range(0, n - size + 1, size):
-            chosen = order[start : start + size]
-            if rows is None or columns is None:
-                pixels = self.pixels[chosen]
-            else:
-                here = slice(start, start + size)
-                pixels = self.pixels[chosen[:, None, None], rows[here, :, None], columns[here, None, :]]
-            yield self.floats(pixels), self.labels[chosen]
-
-
-def _places(
-    n: int, height: int, width: int, seed: int, epoch: int, device: torch.device
-) -> tuple[Int64[Tensor, "n h"], Int64[Tensor, "n w"]]:
-    """Which row and which column every pixel of an epoch's pictures is read from."""
-    random = stream(seed, "augment", epoch)
-    shift = torch.randint(-CROP, CROP + 1, (2, n, 1), generator=random).to(device)
-    flip = torch.randint(0, 2, (n, 1), generator=random).to(device).bool()
-    across = torch.arange(width, device=device)
-    rows = mirrored(torch.arange(height, device=device) + shift[0], height)
-    return rows, mirrored(torch.where(flip, width - 1 - across, across) + shift[1], width)
-
-
-def mirrored(place: Int64[Tensor, "n k"], size: int) -> Int64[Tensor, "n k"]:
-    """Places beyond the edges of a picture read their mirror image inside (a picture at least ``CROP`` + 1 wide)."""
-    return (size - 1 - (size - 1 - place.abs()).abs()).clamp(0, size - 1)
 
 
 # --- a step --------------------------------------------------------------------------------------
@@ -254,12 +197,18 @@ def _same_statistics(net: nn.Module) -> Iterator[None]:
 
 
 def make_optimiser(net: nn.Module, recipe: ImageRecipe, *, fused: bool) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum or Adam; weights of convolutions and dense layers decay, nothing else does."""
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    """SGD with Nesterov momentum or Adam; weights of convolutions and dense layers decay, nothing else does.
+
+    Every group carries its ``share`` of the recipe's rate: that of the gating branch is ``gate_lr``.
+    """
+    groups: list[dict[str, Any]] = []
+    for gating, share in ((False, 1.0), (True, recipe.gate_lr)):
+        named = [(name.startswith("gate_layers."), p) for name, p in net.named_parameters() if p.requires_grad]
+        trained = [p for belongs, p in named if belongs == gating]
+        for weights, decay in ((True, recipe.weight_decay), (False, 0.0)):
+            some = [p for p in trained if (p.ndim > 1) == weights]
+            if some:
+                groups.append({"params": some, "weight_decay": decay, "share": share, "lr": share * recipe.lr})
     if recipe.optimiser == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, fused=fused)
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.momentum > 0)
@@ -304,7 +253,7 @@ def train_images(
     per_epoch = len(data) // recipe.batch
     curve: list[dict[str, Any]] = []
     seconds, peak = 0.0, 0
-    with _quick_convolutions():
+    with quick_convolutions():
         if cuda:
             some = data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch]
             peak = _step_bytes(net, loss, *some)
@@ -347,10 +296,11 @@ def _one_epoch(
     """All whole batches of one epoch; returns the summed loss, still on the device."""
     count = len(data) // recipe.batch
     total = torch.zeros((), device=data.labels.device)
-    for number, (x, y) in enumerate(data.batches(seed, epoch, recipe.batch, augment=recipe.augment)):
+    batches = data.batches(seed, epoch, recipe.batch, augment=recipe.augment, mixed=recipe.mixed)
+    for number, (x, y) in enumerate(batches):
         total += step(x, y)
         for group in optimiser.param_groups:
-            group["lr"] = recipe.rate(epoch * count + number, recipe.epochs * count)
+            group["lr"] = group["share"] * recipe.rate(epoch * count + number, recipe.epochs * count)
         optimiser.step()
     return total
 
@@ -369,15 +319,21 @@ def accuracies(
     return found
 
 
-def accuracy(net: GatedImageNet, data: DeviceImages, *, autocast: bool = False) -> float:
-    """Share of right answers in evaluation mode, in full float32 unless in bfloat16 (``autocast``)."""
+def accuracy(net: nn.Module, data: DeviceImages, *, autocast: bool = False, mirrored: bool = False) -> float:
+    """Share of right answers in evaluation mode, in full float32 unless in bfloat16 (``autocast``).
+
+    ``mirrored``: of the mean of the outputs on a picture and on its mirror image.
+    """
     net.eval()
     device = data.labels.device
     right = torch.zeros((), dtype=torch.int64, device=device)
-    with torch.no_grad(), exact_float32(), torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+    in_bfloat16 = torch.autocast(device.type, torch.bfloat16, enabled=autocast)
+    with torch.no_grad(), exact_float32(), quick_convolutions(False), in_bfloat16:
         for start in range(0, len(data), EVALUATED_AT_ONCE):
             rows = slice(start, start + EVALUATED_AT_ONCE)
-            right += (net(data.floats(data.pixels[rows])).argmax(1) == data.labels[rows]).sum()
+            x = data.floats(data.pixels[rows])
+            outputs = net(x) + net(x.flip(3)) if mirrored else net(x)
+            right += (outputs.argmax(1) == data.labels[rows]).sum()
     return int(right) / len(data)
 
 
@@ -393,10 +349,10 @@ def exact_float32() -> Iterator[None]:
 
 
 @contextmanager
-def _quick_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms once for every shape."""
+def quick_convolutions(tried: bool = True) -> Iterator[None]:
+    """Let cuDNN try its algorithms once for every shape, or go by its rules of thumb."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = tried
     try:
         yield
     finally:

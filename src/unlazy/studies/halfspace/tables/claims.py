@@ -69,6 +69,14 @@ class Table:
                 columns.append([float(cell[name]) for cell in column if cell is not None])
         return np.array(columns).T if columns else np.full((len(models), 1), np.nan)
 
+    def length(self, models: Sequence[str], **place: str) -> str:
+        """How many seeds and epochs stand behind a comparison of trained networks, in words."""
+        epochs = self.together(models, "epochs", **place)
+        if np.isnan(epochs).any():
+            return "not run"
+        seeds = epochs.shape[1]
+        return f"{seeds} seed{'s' if seeds > 1 else ''}, {int(epochs.max())} epochs"
+
     def percent(self, models: Sequence[str], name: str = "test_as_trained", **place: str) -> Array:
         """The same for accuracies, in percent."""
         return 100 * self.together(models, name, **place)
@@ -123,7 +131,8 @@ def _c20(table: Table) -> Row:
     hard = table.percent(("dlgn", "pwc"), "test_hard_gates")
     why = (
         f"Test accuracy of ReLU, DLGN and DLGN-PWC: {', '.join(_said(row) for row in three)} %. With its gates made hard after "
-        f"training the DLGN has {_said(hard[0])} % and the DLGN-PWC {_said(hard[1])} %."
+        f"training the DLGN has {_said(hard[0])} % and the DLGN-PWC {_said(hard[1])} %. Run: {table.length(GATED)}; training "
+        f"accuracy then {', '.join(_said(row) for row in table.percent(GATED, 'train_as_trained'))} % (the paper: 96, 85, 85 %)."
     )
     return _row(table, "C20", parts, why, _accuracies(table, (*GATED, "dlgn-hard", "pwc-hard")))
 
@@ -135,7 +144,10 @@ def _c21(table: Table) -> Row:
         parts.append(
             Part(f"{MODELS[model]} above deep linear in test accuracy", ">", FAR_BEHIND, "points", other - linear)
         )
-    why = f"Test accuracy of the deep linear network: {_said(table.percent(('dln',))[0])} %."
+    why = (
+        f"Test accuracy of the deep linear network: {_said(table.percent(('dln',))[0])} %. Run: "
+        f"{table.length((*GATED, 'dln'))}."
+    )
     return _row(table, "C21", parts, why, _accuracies(table, ("dln",)))
 
 
@@ -148,7 +160,7 @@ def _c22(table: Table) -> Row:
     ]
     why = (
         f"Training accuracy: ReLU {_said(relu)} %, DLGN {_said(dlgn)} %; test accuracy {_said(tests[0])} and "
-        f"{_said(tests[1])} %. The paper trained until the training accuracy stood still."
+        f"{_said(tests[1])} %. Run: {table.length(('relu', 'dlgn'))}; the paper trained until the training accuracy stood still."
     )
     return _row(table, "C22", parts, why, _accuracies(table, ("relu", "dlgn", "pwc")))
 
@@ -162,7 +174,8 @@ def _c23(table: Table) -> Row:
         )
     why = (
         f"Test accuracy of ridge least squares on the tangent features of the untrained ReLU network: "
-        f"{_said(table.percent(('relu', 'tangent'))[1])} %; with the trace kernel {_said(table.percent(('relu', 'trace'))[1])} %."
+        f"{_said(table.percent(('relu', 'tangent'))[1])} %; with the trace kernel "
+        f"{_said(table.percent(('relu', 'trace'))[1])} %. The others: {table.length(GATED)}."
     )
     return _row(table, "C23", parts, why, _accuracies(table, ("tangent", "trace")))
 
@@ -174,7 +187,7 @@ def _c25(table: Table) -> Row:
     controls = [summary("difference, both trained with hard gates", np.abs(hard[0] - hard[1]), "points")]
     why = (
         f"Linear experts {_said(linear)} %, constant experts {_said(constant)} %; trained with hard gates {_said(hard[0])} and "
-        f"{_said(hard[1])} %."
+        f"{_said(hard[1])} %. Run: {table.length(('dlgn', 'pwc'))}."
     )
     return _row(table, "C25", parts, why, controls)
 
@@ -224,9 +237,10 @@ def _c24(table: Table) -> Row:
                 controls.append(summary(f"{data}, {layout}: ReLU above {MODELS[model]}", top - other, "points"))
             for recipe in ("main", "plain"):
                 controls += _accuracies(table, ("relu", "dlgn", "dlgn-hard", "pwc-hard"), **place, recipe=recipe)
-            trained_hard = table.percent(("relu", "dlgn-hard"), **place)[1]
+            own, trained_hard = table.percent(("relu", "dlgn-hard"), **place)
             said.append(
-                f"{data}, {layout}: ReLU {_said(relu)}, DLGN {_said(dlgn)} ({_said(after)} with hard gates), trained "
-                f"hard {_said(trained_hard)} %"
+                f"{data}, {layout}: ReLU {_said(relu if np.isfinite(relu).any() else own)}, DLGN {_said(dlgn)} ({_said(after)} "
+                f"with hard gates), trained hard {_said(trained_hard)} % ({table.length(('relu', 'dlgn'), **place)} soft, "
+                f"{table.length(('relu', 'dlgn-hard'), **place)} hard)"
             )
     return _row(table, "C24", parts, "; ".join(said) + ".", controls)

@@ -39,13 +39,59 @@ def draw(results: Mapping[str, Any]) -> dict[str, Figure]:
     """The figure of a table by file name."""
     places = sorted({(cell["data"], cell["layout"]) for cell in results["cells"]}, key=_order)
     with plots.style():
-        return {FIGURE_OF[results["study"]]: accuracies(results, places)}
+        made = {FIGURE_OF[results["study"]]: accuracies(results, places)}
+        if results.get("dynamics"):
+            made["table1_kernels"] = kernels(results["dynamics"])
+        return made
+
+
+def kernels(dynamics: Mapping[str, Any]) -> Figure:
+    """How the kernels of fixed images move: towards the labels, away from their start, and how fast; one line per network."""
+    rows = (("overlap", "overlap kernel"), ("tangent", "tangent kernel"))
+    columns = (
+        ("alignment", "centred alignment with labels"),
+        ("distance", "distance from the start"),
+        ("velocity", "velocity, 1 / epoch"),
+    )
+    figure, axes = plots.grid(2, 3, (3.2, 2.4))
+    models = [model for model in MODELS if any(net["model"] == model for net in dynamics["networks"])]
+    colours = dict(zip(models, (name for name in plots.COLOURS if name != "grey"), strict=False))
+    for (kind, said), line in zip(rows, axes, strict=True):
+        for (name, title), axis in zip(columns, line, strict=True):
+            for net in dynamics["networks"]:
+                values = [np.nan if value is None else value for value in net[f"{kind}_{name}"]]
+                epochs = net["epochs"][-len(values) :]
+                colour = plots.COLOURS[colours[net["model"]]]
+                axis.plot(epochs, values, "o-", markersize=2.5, color=colour, label=MODELS[net["model"]])
+            axis.set(title=title, xscale="symlog", xlabel="epoch" if kind == "tangent" else "")
+        line[0].set_ylabel(said)
+    handles = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def normals(pictures: Mapping[str, Any]) -> Figure:
+    """Half-spaces of a trained gating branch as pictures: one row a layer, one column a channel, grey for zero."""
+    layers = sorted(int(name.removeprefix("layer_")) for name in pictures)
+    count = len(pictures[f"layer_{layers[0]}"])
+    with plots.style():
+        figure, axes = plots.grid(len(layers), count, (1.0, 1.0))
+        for layer, line in zip(layers, axes, strict=True):
+            for axis, normal in zip(line, pictures[f"layer_{layer}"], strict=True):
+                normal = np.asarray(normal, dtype=np.float64)
+                axis.imshow(
+                    0.5 + 0.5 * normal.transpose(1, 2, 0) / (np.abs(normal).max() or 1), interpolation="nearest"
+                )
+                axis.set_xticks([])
+                axis.set_yticks([])
+            line[0].set_ylabel(f"layer {layer + 1}", fontsize=8)
+        return figure
 
 
 def accuracies(results: Mapping[str, Any], places: Sequence[tuple[str, str]]) -> Figure:
     """One panel for each data set and layout, bars for models, a diamond where the paper has a number."""
-    models = [model for model in MODELS if any(cell["model"] == model for cell in results["cells"])]
-    models = [model for model in models if model != "relu-wide"]
+    shown = {cell["model"] for cell in results["cells"] if cell["recipe"] == "main"}
+    models = [model for model in MODELS if model in shown and model != "relu-wide"]
     columns = min(2, len(places))
     figure, axes = plots.grid(-(-len(places) // columns), columns, (max(4.6, 1.0 * len(models)), 3.1), sharey=True)
     for axis, (data, layout) in zip(axes.flat, places, strict=False):
@@ -77,6 +123,8 @@ def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str
             if np.isnan(values).all():
                 continue
             middle = float(np.median(values))
+            if model.endswith("hard") and name == "test_as_trained":
+                colour = "orange"  # trained as half-spaces
             axis.bar(place + shift, middle, 0.25, color=plots.COLOURS[colour])
             if len(values) > 1:
                 axis.plot([place + shift] * len(values), values, "o", markersize=2, color=plots.COLOURS["black"])

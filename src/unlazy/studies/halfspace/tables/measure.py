@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from torch import Tensor
 from unlazy.data.images import Images
 from unlazy.kernels.tangent import tangent_features, tangent_kernel
 from unlazy.models.conv import GatedImageNet
+from unlazy.models.folding import half_space_normals
 from unlazy.runtime import InputError, require
-from unlazy.training.images import DeviceImages, exact_float32
+from unlazy.training.batches import DeviceImages
+from unlazy.training.images import exact_float32
 
 RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)  # relative to the mean diagonal
 HELD_OUT = 0.1  # of the training images, to choose the ridge
@@ -128,6 +130,20 @@ def _features(
         with torch.no_grad():
             start = net(x)
         yield tangent_features(net, x).double(), start.double(), data.labels[rows]
+
+
+def gate_normals(net: GatedImageNet, layers: Sequence[int], count: int = 8, size: int = 32) -> dict[str, Any]:
+    """Normals of the first channels' gates at the middle position, ``layer_N`` by layer, as float16 arrays for a figure."""
+    found = {}
+    for layer in layers:
+        probe = torch.zeros(1, net.settings.channels, size, size)
+        with torch.no_grad():
+            height, width = net.eval().pre_activations(probe)[layer].shape[2:]
+        units = [(channel, height // 2, width // 2) for channel in range(count)]
+        pictures, _ = half_space_normals(net, layer, units, (size, size))
+        scale = pictures.abs().amax((1, 2, 3), keepdim=True).clamp_min(1e-12)
+        found[f"layer_{layer}"] = (pictures / scale).half().numpy()
+    return found
 
 
 def images_per_second(net: GatedImageNet, images: Images, device: str, repeats: int = 5) -> float:

@@ -12,17 +12,21 @@ on the first as often as you like (it needs neither matplotlib nor the command l
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from unlazy.data.images import load_images
 from unlazy.runtime import InputError, require
 from unlazy.studies.halfspace.tables.claims import claims
-from unlazy.studies.halfspace.tables.figures import draw
+from unlazy.studies.halfspace.tables.dynamics import do_all, dynamics_of, fixed_images, load_dynamics
+from unlazy.studies.halfspace.tables.figures import draw, normals
 from unlazy.studies.halfspace.tables.settings import SCALES, Settings, available
 from unlazy.studies.halfspace.tables.train import load, run
 from unlazy.studies.registry import check_scale
@@ -71,17 +75,40 @@ def reproduce_table(
     else:
         device = "cuda" if scale == "paper" else "cpu"
         cells = run(
-            settings, path, scale, device=device, progress=lambda done, total: progress("networks", done, total)
+            settings,
+            path,
+            scale,
+            device=device,
+            runs=runs / settings.study,
+            progress=lambda done, total: progress("networks", done, total),
         )
     made = table_of(
         settings.study, scale, settings.to_dict(), common_provenance([cell["provenance"] for cell in cells])
     )
     made["cells"] = cells
+    if table == 1:
+        made["dynamics"] = followed(settings, scale, runs / settings.study, results / settings.study, workers)
     made["claims"] = claims(made)
     progress("drawing", 0, 1)
-    save(results, made, draw(made))
+    figures = draw(made)
+    kept = results / settings.study / f"{scale}-normals.npz"
+    if kept.exists():
+        with np.load(kept) as pictures:
+            figures[f"{settings.study}_normals"] = normals(dict(pictures))
+    save(results, made, figures)
     progress("drawing", 1, 1)
     return made
+
+
+def followed(settings: Settings, scale: str, runs: Path, results: Path, workers: int) -> dict[str, Any] | None:
+    """Kernels along training: at paper scale as measured before, else from the run folders; none where there are neither."""
+    kept = results / f"{scale}-dynamics.json"
+    if scale == "paper":
+        return load_dynamics(kept) if kept.exists() else None
+    folders = sorted(path.parent for path in runs.glob("*/run.json"))
+    images = fixed_images(load_images(settings.data[0]).take(slice(settings.images)), settings.kernel_images)
+    do_all(folders, images, workers)
+    return dynamics_of(folders, images)
 
 
 def measured_file(folder: Path, table: int, scale: str) -> Path:
@@ -97,19 +124,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--runs", type=Path, default=None, help="folder of run folders of networks trained together")
+    parser.add_argument("--weights", type=Path, default=None, help="keep trained networks here")
+    parser.add_argument("--gates", type=Path, default=None, help="file with hard_beta, even_gates and gate_lr to use")
     parser.add_argument("--seconds", type=float, default=None, help="start no cell that would end later than this")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--epochs", type=int, default=None, help="of every network, in place of the scale's")
-    parser.add_argument("--only", default="", help="words that data/layout/model/recipe/seed must contain, by commas")
+    parser.add_argument(
+        "--only", default="", help="words among data, layout, model, recipe, seed; commas between, | for alternatives"
+    )
     parser.add_argument("--no-graphs", action="store_true", help="launch every kernel by itself")
     chosen = parser.parse_args(arguments)
     path = measured_file(chosen.results, chosen.table, chosen.scale)
+    settings = settings_for(chosen.scale, chosen.table, chosen.seeds, chosen.epochs, chosen.data)
+    if chosen.gates is not None:
+        settings = replace(settings, **json.loads(chosen.gates.read_text()))
     cells = run(
-        settings_for(chosen.scale, chosen.table, chosen.seeds, chosen.epochs, chosen.data),
+        settings,
         path,
         chosen.scale,
         device=chosen.device,
         data=chosen.data,
+        runs=chosen.runs,
+        weights=chosen.weights,
         seconds=chosen.seconds,
         only=chosen.only,
         graphs=not chosen.no_graphs,

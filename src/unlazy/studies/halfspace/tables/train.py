@@ -1,22 +1,29 @@
-"""Running cells within a time budget, and the compact file that keeps what they gave."""
+"""Running cells within a time budget, and the compact file that keeps what they gave.
+
+Several processes may work on one file: each takes cells that no other has locked, and adds its results under a lock.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from unlazy.data.images import Images, load_images
-from unlazy.models.conv import build_images
-from unlazy.runtime import InputError, provenance, require
-from unlazy.store import write_file
+from unlazy.models.conv import GatedImageNet, build_images
+from unlazy.runtime import InputError, provenance, require, short_hash
+from unlazy.store import Writer, write_file
 from unlazy.studies.halfspace.tables.measure import images_per_second, tangent_model, trace_model
 from unlazy.studies.halfspace.tables.settings import Cell, Settings, cells, planned_seconds
 from unlazy.training.images import train_images
+from unlazy.training.together import Stack, train_together
 
 Result = dict[str, Any]
 Tell = Callable[[str], None]
@@ -43,12 +50,12 @@ def cell_key(cell: Cell, pictures: Pictures) -> str:
     return cell.key(int(train.pixels.shape[1]), len(train.classes))
 
 
-def run_cell(cell: Cell, pictures: Pictures, device: str, *, graphs: bool = True) -> Result:
-    """Train and measure one cell."""
+def run_cell(
+    cell: Cell, pictures: Pictures, device: str, *, graphs: bool = True, weights: Path | None = None
+) -> Result:
+    """Train and measure one cell; ``weights``: keep the trained network in this folder."""
     train, test = pictures.get(cell.data)
-    made_by = provenance("float32", device) | {"data_sha256": f"{train.fingerprint} {test.fingerprint}"}
-    if torch.device(device).type == "cuda":
-        made_by["device"] = torch.cuda.get_device_name()
+    made_by = made_by_on(device, pictures, cell.data)
     started = time.perf_counter()
     net = build_images(cell.spec(int(train.pixels.shape[1]), len(train.classes)), seed=cell.seed)
     if cell.model == "tangent":
@@ -59,6 +66,8 @@ def run_cell(cell: Cell, pictures: Pictures, device: str, *, graphs: bool = True
         found = train_images(net, train, test, cell.training(), seed=cell.seed, device=device, graphs=graphs)
         if cell.recipe == "cost":
             found["images_per_second"] = round(images_per_second(net, test, device), 1)
+        if weights is not None:
+            keep_weights(net, weights / f"{name_of(cell.__dict__).replace('/', '-')}.safetensors")
     took = round(time.perf_counter() - started, 2)
     del net
     if torch.device(device).type == "cuda":
@@ -72,6 +81,84 @@ def run_cell(cell: Cell, pictures: Pictures, device: str, *, graphs: bool = True
     }
 
 
+def made_by_on(device: str, pictures: Pictures, data: str) -> dict[str, Any]:
+    """Provenance of a result on this device and data."""
+    train, test = pictures.get(data)
+    made_by = provenance("float32", device) | {"data_sha256": f"{train.fingerprint} {test.fingerprint}"}
+    if torch.device(device).type == "cuda":
+        made_by["device"] = torch.cuda.get_device_name()
+    return made_by
+
+
+def keep_weights(net: GatedImageNet, path: Path) -> None:
+    """A trained network as a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, safetensors.torch.save({name: value.contiguous() for name, value in net.state_dict().items()}))
+
+
+def load_weights(net: GatedImageNet, path: Path) -> GatedImageNet:
+    """The inverse of ``keep_weights``, into a network of the same spec."""
+    net.load_state_dict(safetensors.torch.load(path.read_bytes()))
+    return net.eval()
+
+
+def run_stacks(
+    wanted: Sequence[Cell],
+    pictures: Pictures,
+    device: str,
+    runs: Path,
+    scale: str,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[Result]:
+    """Train small networks together, all seeds of a model in one run folder; a killed call goes on where it was."""
+    settings = wanted[0].settings
+    train, test = pictures.get(wanted[0].data)
+    channels, classes = int(train.pixels.shape[1]), len(train.classes)
+    made_by, recipe = made_by_on(device, pictures, wanted[0].data), wanted[0].training()
+    started = time.perf_counter()
+    with ExitStack() as open_runs:
+        stacks = []
+        for model in dict.fromkeys(cell.model for cell in wanted):
+            own = [cell for cell in wanted if cell.model == model]
+            about = {
+                "model_name": model,
+                "model": own[0].spec(channels, classes).to_dict(),
+                "training": recipe.to_dict(),
+                "seeds": [cell.seed for cell in own],
+                "device": device,
+                "data": made_by["data_sha256"],
+                "looks": list(settings.looks),
+            }
+            header = {
+                "kind": "train",
+                "study": settings.study,
+                "scale": scale,
+                "recipe": about,
+                "members": [{"seed": cell.seed} for cell in own],
+                "model": about["model"],
+                "data": {"name": own[0].data, "images": len(train), "per_epoch": len(train) // recipe.batch},
+                "provenance": made_by,
+            }
+            writer = open_runs.enter_context(Writer(runs / f"{model}-{short_hash(about)}", header))
+            nets = [build_images(cell.spec(channels, classes), seed=cell.seed) for cell in own]
+            stacks.append(Stack(model, nets, [cell.seed for cell in own], writer))
+        found = train_together(stacks, train, test, recipe, device=device, looks=settings.looks, progress=progress)
+        for stack in stacks:
+            assert stack.writer is not None
+            stack.writer.finish()
+    took = round(time.perf_counter() - started, 2)
+    return [
+        {
+            "key": cell_key(cell, pictures),
+            **cell.describe(),
+            **found[cell.model][[one.seed for one in wanted if one.model == cell.model].index(cell.seed)],
+            "seconds_in_all": took,
+            "provenance": made_by,
+        }
+        for cell in wanted
+    ]
+
+
 def run(
     settings: Settings,
     path: Path,
@@ -79,6 +166,8 @@ def run(
     *,
     device: str = "cpu",
     data: Path | None = None,
+    runs: Path | None = None,
+    weights: Path | None = None,
     seconds: float | None = None,
     only: str = "",
     graphs: bool = True,
@@ -87,35 +176,85 @@ def run(
 ) -> list[Result]:
     """Every cell that is not in the file yet and fits into the time that is left; the file is replaced after each.
 
-    ``only``: cells whose ``data/layout/model/recipe/seed`` contains these words (separated by commas, all of them).
+    ``only``: cells of which every one of these words (separated by commas) is the data, layout, model, recipe or seed; words
+    with a bar between them are alternatives. ``runs``: where networks that are trained together keep their run folders.
     """
     pictures, started = Pictures(settings, data), time.perf_counter()
-    done = {result["key"]: result for result in load(path)["cells"]} if path.exists() else {}
-    words = [word for word in only.split(",") if word]
-    wanted = [cell for cell in cells(settings) if all(word in name_of(cell.__dict__) for word in words)]
+    wanted = [cell for cell in cells(settings) if matches(cell, only)]
     require(len(wanted) > 0, f"no cell of the table matches {only!r}.")
+    stacked = [cell for cell in wanted if cell.in_stack() and cell_key(cell, pictures) not in _done(path)]
+    if stacked:
+        told = f"{len(stacked)} networks together"
+        for result in run_stacks(stacked, pictures, device, runs or path.parent / "runs", scale, progress):
+            add(path, settings, scale, result)
+            tell(f"{_said(result)} ({told})")
     for number, cell in enumerate(wanted):
         progress(number, len(wanted))
-        if cell_key(cell, pictures) in done:
-            continue
-        left = float("inf") if seconds is None else seconds - (time.perf_counter() - started)
-        guess = expected_seconds(cell, list(done.values()))
-        if guess > left:
-            tell(f"left out {name_of(cell.__dict__)}: needs about {guess:.0f} s, {left:.0f} s are left")
-            continue
-        try:
-            result = run_cell(cell, pictures, device, graphs=graphs)
-        except RuntimeError as error:  # of the device, mostly its memory: the other cells may still fit
-            tell(f"failed {name_of(cell.__dict__)}: {error}")
-            continue
-        done[result["key"]] = result
-        save(path, settings, scale, list(done.values()))
-        test, hard = result["test_as_trained"], result.get("test_hard_gates", float("nan"))
-        took = result["seconds_in_all"]
-        how = ", captured" if result.get("graphs") else ""
-        tell(f"{name_of(result)}: test {test:.4f}, hard gates {hard:.4f}, {took:.1f} s (guess {guess:.0f}){how}")
+        key = cell_key(cell, pictures)
+        with claimed(path.parent / f".{key}.lock") as mine:
+            if not mine or key in _done(path):
+                continue
+            left = float("inf") if seconds is None else seconds - (time.perf_counter() - started)
+            guess = expected_seconds(cell, list(_done(path).values()))
+            if guess > left:
+                tell(f"left out {name_of(cell.__dict__)}: needs about {guess:.0f} s, {left:.0f} s are left")
+                continue
+            try:
+                result = run_cell(cell, pictures, device, graphs=graphs, weights=weights)
+            except RuntimeError as error:  # of the device, mostly its memory: the other cells may still fit
+                tell(f"failed {name_of(cell.__dict__)}: {error}")
+                continue
+            add(path, settings, scale, result)
+            how = ", captured" if result.get("graphs") else ""
+            tell(f"{_said(result)} (guess {guess:.0f}){how}")
     progress(len(wanted), len(wanted))
-    return list(done.values())
+    return list(_done(path).values())
+
+
+def matches(cell: Cell, only: str) -> bool:
+    """Whether every word is one of the cell's five parts."""
+    parts = name_of(cell.__dict__).split("/")
+    return all(any(one in parts for one in word.split("|")) for word in only.split(",") if word)
+
+
+def _said(result: Result) -> str:
+    test, hard = result["test_as_trained"], result.get("test_hard_gates", float("nan"))
+    return f"{name_of(result)}: test {test:.4f}, hard gates {hard:.4f}, {result['seconds_in_all']:.1f} s"
+
+
+def _done(path: Path) -> dict[str, Result]:
+    return {result["key"]: result for result in load(path)["cells"]} if path.exists() else {}
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process is the one that holds the lock; the lock ends with the block, or with the process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process changes this file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def add(path: Path, settings: Settings, scale: str, result: Result) -> None:
+    """One more cell in the file, whoever else adds some."""
+    with locked(path):
+        save(path, settings, scale, list((_done(path) | {result["key"]: result}).values()))
 
 
 def name_of(cell: Mapping[str, Any]) -> str:

@@ -1,0 +1,221 @@
+"""Kernels of fixed images along the training of Table 1's networks, from their run folders: alignment, distance, velocity, paths.
+
+One job is one state of one network; jobs run in several processes and are kept on disk, so an interrupted call goes on. Overlaps
+count paths through hard gates. The tangent kernel is that of the function as trained; where training used hard gates, its exact
+one, over the value parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from unlazy.data.images import Images, load_images
+from unlazy.kernels.compare import centered_alignment, kernel_distance, kernel_velocity
+from unlazy.kernels.tangent import tangent_kernel
+from unlazy.models.conv import GatedImageNet, build_images
+from unlazy.runtime import require, threads
+from unlazy.store import Run, write_file
+
+KERNELS = ("overlap", "tangent")
+PER_CLASS = 50
+ROWS = 20  # of a kernel at once
+Kernels = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One state of one network."""
+
+    folder: Path
+    step: int
+    member: int
+
+    @property
+    def kept_in(self) -> Path:
+        return self.folder / "kernels" / f"{self.step:08d}-{self.member}.npz"
+
+
+def fixed_images(images: Images, per_class: int = PER_CLASS) -> Images:
+    """The first images of every class, class by class."""
+    rows = [torch.nonzero(images.labels == label)[:per_class, 0] for label in range(len(images.classes))]
+    return images.take(torch.cat(rows))
+
+
+def jobs_of(folder: Path) -> list[Job]:
+    """Every state that a run has kept."""
+    run = Run(folder)
+    steps = [line.step for line in run.lines if line.checkpoint is not None]
+    return [Job(folder, step, member) for step in steps for member in range(len(run.members))]
+
+
+def network_of(job: Job) -> GatedImageNet:
+    """The network in that state."""
+    run = Run(job.folder)
+    net = build_images(run.header["model"])
+    kept = run.checkpoint(job.step)
+    net.load_state_dict({name: torch.from_numpy(kept[f"model/{name}"][job.member]) for name in net.state_dict()})
+    return net.eval()
+
+
+def path_overlap(net: GatedImageNet, x: Tensor) -> Float[Tensor, "n n"]:
+    """Common active paths of a plain convolutional network, whoever makes its gates.
+
+    S_1(p) = O_1(p) and S_l(p) = O_l(p) times the sum of S_(l-1) over the window of p, with O_l(p) the number of channels open at
+    position p on both images; then the sum over positions, times the units of the linear layer, all of which are open.
+    """
+    spec = net.settings
+    require(not spec.blocks and not spec.gated_dense, "this recursion is for plain convolutional networks.")
+    with torch.no_grad():
+        gates = [gate.flatten(2).permute(2, 0, 1).float() for gate in net.gates(x).hard()]  # [positions, n, channels]
+    n, size = len(x), x.shape[2:]
+    rows = []
+    for some in torch.arange(n).split(ROWS):
+        paths: Tensor | None = None
+        for gate in gates:
+            common = (gate[:, some] @ gate.mT).double()  # [positions, some, n]
+            if paths is not None:
+                pictures = paths.permute(1, 2, 0).reshape(-1, 1, *size)
+                before = F.avg_pool2d(pictures, 3, stride=1, padding=1, divisor_override=1)
+                common = common * before.reshape(len(some), n, -1).permute(2, 0, 1)
+            paths = common
+        assert paths is not None
+        rows.append(paths.sum(0))
+    return torch.cat(rows) * (spec.dense or 1)
+
+
+def kernels_of(net: GatedImageNet, x: Tensor) -> Kernels:
+    """Common active paths and the trace of the tangent kernel."""
+    exact = net if net.exact_gates() else net.hard()
+    return {
+        "overlap": path_overlap(net, x).numpy(),
+        "tangent": tangent_kernel(exact, x).detach().float().numpy(),
+    }
+
+
+def do(job: Job, images: Images) -> Job:
+    """Compute and keep the kernels of one job."""
+    with threads(1):
+        found = kernels_of(network_of(job), images.floats())
+    job.kept_in.parent.mkdir(parents=True, exist_ok=True)
+    temporary = job.kept_in.with_suffix(".tmp.npz")
+    np.savez(temporary, overlap=found["overlap"], tangent=found["tangent"])
+    temporary.replace(job.kept_in)
+    return job
+
+
+def do_all(
+    folders: Sequence[Path], images: Images, workers: int = 1, tell: Callable[[str], None] = lambda _: None
+) -> None:
+    """Every job that is not on disk yet; the ends of training first, so that a short time shows the most."""
+    missing = [job for folder in folders for job in jobs_of(folder) if not job.kept_in.exists()]
+    last = {folder: max((job.step for job in missing if job.folder == folder), default=0) for folder in folders}
+    missing.sort(key=lambda job: (job.member, job.step not in (0, last[job.folder]), job.step))
+    if workers == 1:
+        for job in missing:
+            do(job, images)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(do, job, images) for job in missing]):
+            job = done.result()
+            tell(f"kernels of {job.folder.name} at {job.step}, member {job.member}")
+
+
+def dynamics(folder: Path, labels: Tensor, classes: int) -> list[dict[str, Any]]:
+    """Per network of a run: its kernels followed through the states that have been measured."""
+    run = Run(folder)
+    per_epoch = int(run.header["data"]["per_epoch"])
+    targets = torch.nn.functional.one_hot(labels, classes).double()
+    found = []
+    for member, about in enumerate(run.members):
+        jobs = [job for job in jobs_of(folder) if job.member == member and job.kept_in.exists()]
+        if not jobs:
+            continue
+        states = [dict(np.load(job.kept_in)) for job in jobs]
+        epochs = [job.step / per_epoch for job in jobs]
+        table: dict[str, Any] = {"model": run.header["recipe"]["model_name"], "seed": about["seed"], "epochs": epochs}
+        for kind in KERNELS:
+            kernels = [torch.from_numpy(state[kind]).double() for state in states]
+            table[f"{kind}_alignment"] = [_plain(centered_alignment(kernel, targets)) for kernel in kernels]
+            table[f"{kind}_distance"] = [_plain(kernel_distance(kernel, kernels[0])) for kernel in kernels]
+            table[f"{kind}_velocity"] = [
+                _plain(kernel_velocity(kernels[k], kernels[k + 1], epochs[k + 1] - epochs[k]))
+                for k in range(len(kernels) - 1)
+            ]
+        table["log10_paths_by_class"] = [log_paths(state["overlap"], labels.numpy(), classes) for state in states]
+        found.append(table)
+    return found
+
+
+def log_paths(overlap: NDArray[Any], labels: NDArray[Any], classes: int) -> list[float]:
+    """Mean over a class's images of log10(active paths), images with no active path left out (all: -1)."""
+    counts = overlap.diagonal()
+    with np.errstate(divide="ignore"):
+        logs = np.log10(counts)
+    means = []
+    for label in range(classes):
+        own = logs[(labels == label) & (counts > 0)]
+        means.append(round(float(own.mean()), 6) if len(own) else -1.0)
+    return means
+
+
+def _plain(value: Tensor) -> float | None:
+    """A number for JSON; ``None`` where it has no meaning (a constant kernel has no centred alignment)."""
+    number = float(value)
+    return round(number, 9) if np.isfinite(number) else None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Kernels of all runs in a folder, in several processes, into one file."""
+    parser = argparse.ArgumentParser(description="Kernels along the training of Table 1's networks.")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the run folders")
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    parser.add_argument("--workers", type=int, default=1)
+    chosen = parser.parse_args(arguments)
+    folders = sorted(path.parent for path in chosen.runs.glob("*/run.json"))
+    require(len(folders) > 0, f"there are no runs in {chosen.runs}.")
+    data = Run(folders[0]).header["data"]
+    images = fixed_images(load_images(data["name"], "train", chosen.data).take(slice(data["images"])))
+
+    def write(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    do_all(folders, images, chosen.workers, write)
+    save(chosen.out, folders, images)
+    write(f"kept in {chosen.out}")
+
+
+def save(path: Path, folders: Sequence[Path], images: Images) -> None:
+    """One file for all runs."""
+    write_file(path, (json.dumps(dynamics_of(folders, images), allow_nan=False) + "\n").encode())
+
+
+def load_dynamics(path: Path) -> dict[str, Any]:
+    """What ``save`` wrote."""
+    return dict(json.loads(path.read_text()))
+
+
+def dynamics_of(folders: Sequence[Path], images: Images) -> dict[str, Any]:
+    """All networks of all runs, as one plain table."""
+    found = [table for folder in folders for table in dynamics(folder, images.labels, len(images.classes))]
+    return {"images": len(images), "classes": list(images.classes), "networks": found}
+
+
+if __name__ == "__main__":
+    main()

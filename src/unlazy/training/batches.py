@@ -1,0 +1,106 @@
+"""Pictures as bytes on the device, and the batches of an epoch: shuffled, flipped, shifted and mixed there.
+
+Order, flips, shifts and patches of an epoch belong to (seed, epoch) and are the same on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int64, UInt8
+from torch import Tensor
+
+from unlazy.data.images import Images
+from unlazy.runtime import stream
+
+CROP = 4  # pixels a picture may shift by, each way
+
+
+@dataclass(frozen=True)
+class DeviceImages:
+    """Pictures as bytes on the device, channels last; ``layout``: how their numbers are to lie in memory."""
+
+    pixels: UInt8[Tensor, "n h w c"]
+    labels: Int64[Tensor, "n"]
+    low: Float[Tensor, "c"]
+    range: Float[Tensor, "c"]
+    layout: torch.memory_format = torch.contiguous_format
+
+    @classmethod
+    def put(
+        cls,
+        images: Images,
+        device: str,
+        *,
+        standardise: bool = True,
+        layout: torch.memory_format = torch.contiguous_format,
+    ) -> DeviceImages:
+        mean = torch.tensor(images.mean if standardise else (0.0,) * images.pixels.shape[1], device=device)
+        deviation = torch.tensor(images.deviation if standardise else (1.0,) * images.pixels.shape[1], device=device)
+        pixels = images.pixels.permute(0, 2, 3, 1).contiguous().to(device)
+        return cls(pixels, images.labels.to(device), mean * images.white, deviation * images.white, layout)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def floats(self, pixels: UInt8[Tensor, "k h w c"]) -> Float[Tensor, "k c h w"]:
+        """Numbers for a network, as ``Images.floats``."""
+        return ((pixels.float() - self.low) / self.range).permute(0, 3, 1, 2).contiguous(memory_format=self.layout)
+
+    def batches(
+        self, seed: int, epoch: int, size: int, *, augment: bool, mixed: float = 0.0
+    ) -> Iterator[tuple[Float[Tensor, "k c h w"], Int64[Tensor, "k"]]]:
+        """All whole batches of an epoch, flipped and shifted if asked for.
+
+        ``mixed``: the chance of a picture to get a patch of another one of its batch; it keeps its own label.
+        """
+        n, height, width, _ = self.pixels.shape
+        order = self.order(seed, epoch)
+        rows, columns = _places(n, height, width, seed, epoch, order.device) if augment else (None, None)
+        patches = _patches(n, height, width, seed, epoch, mixed).to(order.device) if mixed > 0 else None
+        for start in range(0, n - size + 1, size):
+            chosen = order[start : start + size]
+            if rows is None or columns is None:
+                pixels = self.pixels[chosen]
+            else:
+                here = slice(start, start + size)
+                pixels = self.pixels[chosen[:, None, None], rows[here, :, None], columns[here, None, :]]
+            if patches is not None:
+                pixels = torch.where(patches[start : start + size, ..., None], pixels.roll(1, 0), pixels)
+            yield self.floats(pixels), self.labels[chosen]
+
+    def order(self, seed: int, epoch: int) -> Int64[Tensor, "n"]:
+        """The pictures in the order of an epoch."""
+        return torch.randperm(len(self), generator=stream(seed, "order", epoch)).to(self.pixels.device)
+
+
+def _places(
+    n: int, height: int, width: int, seed: int, epoch: int, device: torch.device
+) -> tuple[Int64[Tensor, "n h"], Int64[Tensor, "n w"]]:
+    """Which row and which column every pixel of an epoch's pictures is read from."""
+    random = stream(seed, "augment", epoch)
+    shift = torch.randint(-CROP, CROP + 1, (2, n, 1), generator=random).to(device)
+    flip = torch.randint(0, 2, (n, 1), generator=random).to(device).bool()
+    across = torch.arange(width, device=device)
+    rows = mirrored(torch.arange(height, device=device) + shift[0], height)
+    return rows, mirrored(torch.where(flip, width - 1 - across, across) + shift[1], width)
+
+
+def mirrored(place: Int64[Tensor, "n k"], size: int) -> Int64[Tensor, "n k"]:
+    """Places beyond the edges of a picture read their mirror image inside (a picture at least ``CROP`` + 1 wide)."""
+    return (size - 1 - (size - 1 - place.abs()).abs()).clamp(0, size - 1)
+
+
+def _patches(n: int, height: int, width: int, seed: int, epoch: int, mixed: float) -> Bool[Tensor, "n h w"]:
+    """Which pixels of an epoch's pictures come from another one: a rectangle whose share of the area is uniform."""
+    random = stream(seed, "patches", epoch)
+    chosen = torch.rand(n, generator=random) < mixed
+    side = torch.rand(n, generator=random).sqrt()
+    inside = []
+    for size in (height, width):
+        middle = torch.randint(size, (n,), generator=random)
+        half = (side * size / 2)[:, None]
+        inside.append(((torch.arange(size) + 0.5)[None] - (middle + 0.5)[:, None]).abs() <= half)
+    return inside[0][:, :, None] & inside[1][:, None, :] & chosen[:, None, None]

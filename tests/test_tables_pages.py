@@ -1,0 +1,270 @@
+"""The campaign, the kernels along training and the page of the tables: against slow twins, and against made results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from test_image_training import stripes
+from test_tables_study import cell, first_table, second_table
+from unlazy.data.images import Images, load_images
+from unlazy.kernels.overlap import overlap_kernel
+from unlazy.kernels.reference import overlap_kernel as walked
+from unlazy.models.conv import ImageSpec, build_images, gated, of_unit_size
+from unlazy.models.folding import half_space_normals
+from unlazy.models.fused import plain_backward, plain_forward
+from unlazy.models.gates import HardGate
+from unlazy.runtime import InputError
+from unlazy.studies.halfspace.tables import campaign, dynamics, figures, measure, pages, train
+from unlazy.studies.halfspace.tables.claims import claims
+from unlazy.studies.halfspace.tables.settings import SCALES, cells
+
+TINY = ImageSpec((3, 4), (1, 1), channels=1, gate=HardGate(4.0))
+
+
+# --- gates -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_one_pass_formulas_are_the_gates(soft: bool) -> None:
+    q, v, g = torch.randn(3, 2, 5, 7, dtype=torch.float64)
+    q, v = q.requires_grad_(), v.requires_grad_()
+    share = torch.sigmoid(3.0 * q)
+    hard = (q >= 0).double()
+    out = share * v if soft else (share + (hard - share).detach()) * v
+    torch.testing.assert_close(plain_forward(q, v, 3.0, soft=soft), out)
+    wanted = torch.autograd.grad(out, (q, v), g)
+    found = plain_backward(g, q.detach(), v.detach(), 3.0, soft=soft)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_even_gates_keep_every_half_space_and_bring_all_gates_within_reach() -> None:
+    plain = build_images(replace(TINY, gate=HardGate(2.0)), seed=1).double()
+    even = build_images(replace(TINY, gate=HardGate(2.0), even_gates=True), seed=1).double()
+    x = torch.randn(6, 1, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(plain.train()(x), even.train()(x))
+    torch.testing.assert_close(plain.eval()(x), even.eval()(x))
+    q = torch.randn(40, 3, 5, 5, dtype=torch.float64) * torch.tensor([50.0, 10.0, 20.0])[:, None, None]
+    assert torch.equal(of_unit_size(q) >= 0, q >= 0)
+    torch.testing.assert_close(of_unit_size(q).square().mean((0, 2, 3)), torch.ones(3).double(), rtol=1e-4, atol=0)
+    reached = []
+    for make in (lambda given: given, of_unit_size):
+        given = q.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(gated(HardGate(2.0), make(given), torch.ones_like(q)).sum(), given)
+        reached.append(float((slope > 0.01 * slope.max()).double().mean()))
+    assert reached[0] < 0.2
+    assert reached[1] > 0.95
+    with pytest.raises(InputError, match="hard gates"):
+        ImageSpec((3,), even_gates=True)
+
+
+# --- kernels along training ------------------------------------------------------------------------
+
+
+def test_paths_through_convolutions_are_counted_right() -> None:
+    x = torch.randn(4, 1, 5, 5)
+    relu = build_images(ImageSpec((3, 4, 2), channels=1, batch_norm=False, dense=6).relu(), seed=2).eval()
+    torch.testing.assert_close(dynamics.path_overlap(relu, x), overlap_kernel(relu, x))
+    small = build_images(ImageSpec((2, 2), channels=1, batch_norm=False, gate=HardGate(4.0)), seed=2).eval()
+    x = torch.randn(3, 1, 2, 2)  # every window covers the whole picture: a dense network of channels times positions
+    gates = [gate.flatten(1) for gate in small.gates(x).hard()]
+    torch.testing.assert_close(dynamics.path_overlap(small, x), walked(gates))
+
+
+def test_kernels_follow_the_run_folders(tmp_path: Path) -> None:
+    settings = SCALES["smoke", 1]
+    wanted = [one for one in cells(settings) if one.in_stack() and one.model in ("relu", "dlgn-hard", "dln")]
+    pictures = train.Pictures(settings)
+    found = train.run_stacks(wanted, pictures, "cpu", tmp_path, "smoke")
+    assert [one["model"] for one in found] == [one.model for one in wanted]
+    folders = sorted(tmp_path.glob("*-*"))
+    images = dynamics.fixed_images(pictures.get("digits")[0], 2)
+    assert images.labels.tolist() == [label for label in range(10) for _ in range(2)]
+    dynamics.do_all(folders, images)
+    table = {net["model"]: net for net in dynamics.dynamics_of(folders, images)["networks"]}
+    assert table.keys() == {"relu", "dlgn-hard", "dln"}
+    for net in table.values():
+        assert net["epochs"] == [0, 1, 2]
+        assert net["tangent_distance"][0] == pytest.approx(0, abs=1e-6)
+        assert net["tangent_distance"][1] / 1 == pytest.approx(net["tangent_velocity"][0], abs=1e-8)
+        assert np.shape(net["log10_paths_by_class"]) == (3, 10)
+    assert table["dln"]["overlap_alignment"] == [None] * 3  # every path is open on every image
+    before = [path.stat().st_mtime_ns for path in tmp_path.rglob("*.npz")]
+    dynamics.do_all(folders, images)
+    assert before == [path.stat().st_mtime_ns for path in tmp_path.rglob("*.npz")]
+    job = dynamics.Job(folders[0], 0, 0)
+    first = build_images(wanted[[one.model for one in wanted].index("dlgn-hard")].spec(1, 10), seed=0)
+    assert folders[0].name.startswith("dlgn-hard")
+    assert all(
+        torch.equal(a, b) for a, b in zip(dynamics.network_of(job).parameters(), first.parameters(), strict=True)
+    )
+
+
+def test_dead_classes_are_marked() -> None:
+    overlap = np.diag([100.0, 10.0, 0.0])
+    assert dynamics.log_paths(overlap, np.array([0, 0, 1]), 2) == [1.5, -1.0]
+
+
+# --- the campaign ----------------------------------------------------------------------------------
+
+
+class Digits(train.Pictures):
+    """Digits, whatever is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(replace(SCALES["smoke", 2], images=120, test_images=40))
+
+    def get(self, name: str) -> tuple[Images, Images]:
+        return super().get("digits")
+
+
+def tiny(one: campaign.Try) -> campaign.Try:
+    """The same try on a network and a training that take no time."""
+
+    def shrunk(spec: ImageSpec) -> ImageSpec:
+        return replace(spec, widths=(3, 4), blocks=(1, 1))
+
+    short: dict[str, Any] = {"epochs": 1, "batch": 32, "augment": False}
+    teacher_recipe = None if one.teacher_recipe is None else replace(one.teacher_recipe, **short)
+    teacher = None if one.teacher is None else shrunk(one.teacher)
+    spec, recipe = shrunk(one.spec), replace(one.recipe, **short)
+    return replace(one, spec=spec, recipe=recipe, teacher=teacher, teacher_recipe=teacher_recipe)
+
+
+def test_tries_are_kept_once_and_judged_without_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("base: beta 4", "normalised gates, beta 1", "no gate bias", "teacher")
+    small = [tiny(one) for one in campaign.explore() if one.layout == campaign.SMALL and one.name in names]
+    seen = []
+    real = campaign.train_images
+
+    def watching(net: Any, train_images: Images, test_images: Images, *more: Any, **named: Any) -> Any:
+        seen.append((len(train_images), len(test_images), test_images.split))
+        return real(net, train_images, test_images, *more, **named)
+
+    monkeypatch.setattr(campaign, "train_images", watching)
+    told: list[str] = []
+    path = tmp_path / "tries.json"
+    done = campaign.run(small, path, Digits(), "cpu", None, told.append)
+    assert [one["try"] for one in done] == list(names)
+    assert set(seen) == {(108, 12, "train")}
+    assert len(seen) == len(names) + 1  # the teacher
+    again = campaign.run(small, path, Digits(), "cpu", None, told.append)
+    assert again == done
+    assert len(told) == len(names)
+    with pytest.raises(InputError, match="every layout"):
+        campaign.chosen_gates([])
+    wide = tiny(campaign.best({"hard_beta": 1.0, "even_gates": True}, 3)[0])
+    assert wide.spec.even_gates
+    assert wide.recipe.mixed > 0
+    campaign.run([wide], path, Digits(), "cpu", tmp_path, told.append)
+    assert told[-1].startswith("failed cifar-10 wide")
+    assert "weights" in told[-1]
+    assert wide.teacher is not None
+    train.keep_weights(
+        build_images(replace(wide.teacher, channels=1)), tmp_path / "cifar-10-resnet-34-relu-main-0.safetensors"
+    )
+    (last,) = campaign.run([wide], path, Digits(), "cpu", tmp_path, told.append)[-1:]
+    assert last["judged_on"] == "test images"
+
+
+def test_the_best_mean_over_layouts_is_chosen() -> None:
+    def made(name: str, layout: str, score: float) -> dict[str, Any]:
+        gates = campaign.gate_choices()[name]
+        return {"stage": "explore", "try": name, "layout": layout, "gates": gates, "test_hard_gates": score}
+
+    tries = [
+        made("base: beta 4", "a", 0.8),
+        made("base: beta 4", "b", 0.5),
+        made("beta 1", "a", 0.7),
+        made("beta 1", "b", 0.65),
+    ]
+    assert campaign.chosen_gates(tries) == {"hard_beta": 1.0}
+    assert campaign.chosen_gates([*tries, made("beta 10", "a", 0.99)]) == {"hard_beta": 1.0}  # not tried on b
+
+
+# --- pictures and pages ----------------------------------------------------------------------------
+
+
+def test_patches_come_from_another_picture_of_the_batch() -> None:
+    data = train_batches()
+    plain = list(data.batches(0, 0, 20, augment=False))
+    mixed = list(data.batches(0, 0, 20, augment=False, mixed=0.5))
+    touched = 0
+    for (x, y), (other, label) in zip(plain, mixed, strict=True):
+        assert torch.equal(y, label)
+        from_next = (other == x.roll(1, 0)) | (other == x)
+        assert from_next.all()
+        touched += int((other != x).flatten(1).any(1).sum())
+    assert 10 < touched < 50  # of 60, half of them chosen
+
+
+def train_batches() -> Any:
+    from unlazy.training.batches import DeviceImages
+
+    return DeviceImages.put(stripes(60), "cpu")
+
+
+def test_normals_are_those_of_the_gates() -> None:
+    net = build_images(TINY, seed=4).eval()
+    found = measure.gate_normals(net, (0, 3), count=2, size=8)
+    for layer in (0, 3):
+        height = net.pre_activations(torch.zeros(1, 1, 8, 8))[layer].shape[2]
+        units = [(channel, height // 2, height // 2) for channel in range(2)]
+        wanted, _ = half_space_normals(net, layer, units, (8, 8))
+        made = torch.from_numpy(found[f"layer_{layer}"]).float()
+        torch.testing.assert_close(made, wanted / wanted.abs().amax((1, 2, 3), keepdim=True), rtol=1e-2, atol=1e-3)
+    figure = figures.normals(found)
+    assert len(figure.axes) == 4
+
+
+def made_try(data: str, accuracy: float) -> dict[str, Any]:
+    numbers = {"test_hard_gates": accuracy, "test_mirrored": accuracy + 0.01, "parameters": 2_000_000, "seconds": 7.0}
+    about = {"stage": "best", "try": "wide", "data": data, "layout": "wide", "judged_on": "test images"}
+    return {**about, **numbers, "seconds_in_all": 9.0, "recipe": {"epochs": 3}}
+
+
+def test_the_page_says_what_was_measured_and_missed() -> None:
+    first, second = first_table(), second_table()
+    second["cells"].append(cell("cifar-10", "resnet-34", "relu", 92, seed=1))
+    second["cells"].append(cell("cifar-10", "resnet-34", "dlgn-hard", 90, seed=1))
+    for made in (first, second):
+        made["claims"] = claims(made)
+    text = pages.page(first, second, [made_try("cifar-10", 0.92), made_try("cifar-100", 0.5)])
+    assert (
+        "| DLGN, soft gates | 2 seeds, 10 epochs | 85.0 | 73.2 ± 0.0 | 63.2 ± 0.0 | -1.0 ± 0.0 | 73.2 |"
+        in text.replace("85.0 ± 0.0", "85.0")
+    )
+    assert "| cifar-10, resnet-34 | DLGN, hard gates | 2 seeds, 10 epochs |" in text
+    assert "88.5 ± 2.1" in text
+    assert "| cifar-10, wide: at least 91 % | 92.0 | reached |" in text
+    assert "| cifar-100, wide: at least 67 % | 50.0 | missed |" in text
+    assert "| cifar-100, resnet-110: within 6 points of its ReLU twin | 3.0 | reached |" in text
+    second["cells"] = [made for made in second["cells"] if made["layout"] != "resnet-110"]
+    assert "| cifar-10, resnet-110: within 6 points of its ReLU twin | not run | not run |" in pages.page(
+        first, second, []
+    )
+
+
+def test_words_of_only_are_whole_words() -> None:
+    second = cells(SCALES["paper", 2])
+    chosen = [one for one in second if train.matches(one, "cifar-10,relu|dlgn,resnet-34,main,0")]
+    assert [(one.data, one.model) for one in chosen] == [("cifar-10", "relu"), ("cifar-10", "dlgn")]
+    assert load_images("digits").name == "digits"
+
+
+def test_two_processes_never_take_the_same_cell(tmp_path: Path) -> None:
+    with train.claimed(tmp_path / "a.lock") as mine:
+        assert mine
+        with train.claimed(tmp_path / "a.lock") as also:
+            assert not also
+    with train.claimed(tmp_path / "a.lock") as again:
+        assert again
+    settings = SCALES["smoke", 2]
+    for key in ("x", "y", "x"):
+        train.add(tmp_path / "kept.json", settings, "smoke", {"key": key})
+    assert [one["key"] for one in train.load(tmp_path / "kept.json")["cells"]] == ["x", "y"]
