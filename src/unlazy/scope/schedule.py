@@ -1,9 +1,10 @@
-"""When to measure: a fixed set of steps, decided before training."""
+"""When to measure: at fixed steps decided before training, or paced by change and kept within a budget of time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from unlazy.runtime import require
@@ -50,3 +51,132 @@ class Fixed:
     def describe(self) -> list[Any]:
         """A short plain form for a run's recipe."""
         return sorted(self.steps)
+
+
+@dataclass
+class Paced:
+    """Geometric early, then by change: gaps grow while little happens and shrink while much does.
+
+    Up to ``early`` steps each gap is a fixed share of the steps done. Later a change above ``much`` since the last measurement
+    halves the gap, one below ``little`` doubles it; never more than one measurement an octave is left out.
+
+    >>> pace = Paced()
+    >>> seen = []
+    >>> for step in range(60):
+    ...     if pace.due(step):
+    ...         seen.append(step)
+    ...         pace.measured(step, change=0.0)
+    >>> seen
+    [0, 1, 2, 3, 4, 5, 7, 9, 12, 15, 19, 24, 30, 38, 48]
+    """
+
+    early: int = 64
+    growth: float = 0.25
+    little: float = 0.01
+    much: float = 0.1
+    due_at: int = 0
+    gap: float = 1.0
+
+    def due(self, step: int) -> bool:
+        """Whether enough steps have passed."""
+        return step >= self.due_at
+
+    def measured(self, step: int, change: float) -> None:
+        """A measurement was taken; ``change``: how much moved since the one before, 1 = as much as there is."""
+        geometric = max(1.0, math.ceil(self.growth * step))
+        if step <= self.early:
+            self.gap = geometric
+        elif change > self.much:
+            self.gap = max(1.0, self.gap / 2)
+        elif change < self.little:
+            self.gap = 2 * self.gap
+        self.gap = min(self.gap, max(1.0, float(step)))
+        self.due_at = step + max(1, round(self.gap))
+
+
+@dataclass
+class Budget:
+    """How much of the training time may be spent on looking, and what each look will cost, known from its past.
+
+    ``share`` of the training time so far, but never less than ``grace`` seconds in all, so that short trainings are seen too.
+    Enough is kept back for the measurement at the end. Where the number of steps is known, half of what the rest of training
+    will allow may be spent ahead: the beginning is where most happens.
+    """
+
+    share: float
+    grace: float = 1.0
+    costs: dict[str, float] = field(default_factory=dict)
+    spent: float = 0.0
+    ahead: float = 0.5
+
+    def __post_init__(self) -> None:
+        good = self.share > 0 and self.grace >= 0
+        require(good, f"budget must be a positive share of training time, such as 0.05, got {self.share!r}.")
+
+    def learn(self, name: str, seconds: float) -> None:
+        """Remember what a look cost: rises count at once, falls slowly."""
+        self.costs[name] = max(seconds, 0.5 * (self.costs.get(name, seconds) + seconds))
+
+    def predict(self, names: Iterable[str]) -> float:
+        return sum(self.costs.get(name, 0.0) for name in names)
+
+    def allowed(self, trained: float, to_come: float = 0.0) -> float:
+        """Seconds that may have been spent by now."""
+        return max(self.grace, self.share * (trained + self.ahead * to_come))
+
+    def affords(
+        self, names: Iterable[str], trained: float, *, kept_back: float, to_come: float = 0.0, part: float = 1.0
+    ) -> bool:
+        """Whether these looks fit into ``part`` of what is allowed, with ``kept_back`` seconds for the end."""
+        return self.spent + self.predict(names) + kept_back <= part * self.allowed(trained, to_come)
+
+
+LIGHT = 0.3  # share of the budget that light measurements may use up on their own: the others must get their turn
+
+
+@dataclass
+class Planner:
+    """Which looks are due now: all of them, only the light ones, or none."""
+
+    budget: Budget
+    light: frozenset[str]
+    full: Paced = field(default_factory=Paced)
+    quick: Paced = field(default_factory=Paced)
+    skipped: int = 0
+
+    def due(self, step: int, looks: Iterable[str], trained: float, to_come: float = 0.0) -> list[str]:
+        """The looks to take at this step, all or the light ones, within the budget."""
+        everything = self.full.due(step)
+        if not everything and not self.quick.due(step):
+            return []
+        names = [*looks, "writing"]
+        last = self.budget.predict(names)
+        if everything:
+            if self.budget.affords(names, trained, kept_back=last, to_come=to_come):
+                return names[:-1]
+            self._wait(step, last, trained)
+        if self.quick.due(step):
+            light = [name for name in names if name in self.light]
+            with_writing = [*light, "writing"]
+            if light and self.budget.affords(with_writing, trained, kept_back=last, to_come=to_come, part=LIGHT):
+                return light
+            self.quick.due_at = step + max(1, round(0.05 * step))
+        return []
+
+    def measured(self, step: int, names: Iterable[str], change: float) -> None:
+        """What was taken, and how much had changed."""
+        self.quick.measured(step, change)
+        if not set(names) <= self.light:
+            self.full.measured(step, change)
+
+    def learn(self, seconds: Mapping[str, float]) -> None:
+        for name, taken in seconds.items():
+            self.budget.learn(name, taken)
+
+    def _wait(self, step: int, cost: float, trained: float) -> None:
+        """Too early: come back when the training time that pays for it should have passed."""
+        self.skipped += 1
+        missing = (self.budget.spent + 2 * cost) / self.budget.share - trained
+        per_step = trained / step if step else 0.0
+        steps = math.ceil(missing / per_step) if per_step > 0 and math.isfinite(missing) else 1
+        self.full.due_at = step + min(max(1, steps), max(1, round(self.full.growth * step)))

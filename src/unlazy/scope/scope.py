@@ -1,9 +1,14 @@
-"""Scope, first form: ``step()`` and a fixed schedule. Our own training loop uses it too."""
+"""Scope: three lines around any training loop. Our own training loop uses it too, with measures named beforehand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import html
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +20,14 @@ from torch import Tensor, nn
 from unlazy.data.dataset import Dataset
 from unlazy.kernels.capture import evaluating
 from unlazy.models.net import GatedNet
-from unlazy.probes import standard
-from unlazy.runtime import provenance, require
+from unlazy.runtime import InputError, StoreError, require
+from unlazy.scope.history import History
+from unlazy.scope.judging import verdict_of
+from unlazy.scope.measures import VIEWS
+from unlazy.scope.probe import Choice, Groups, Loss, as_probe
 from unlazy.scope.schedule import Fixed
+from unlazy.scope.session import Session
+from unlazy.scope.verdict import Verdict
 from unlazy.store import Tensors, Writer
 
 Probe = Callable[[Any, Dataset], Mapping[str, Tensor]]
@@ -37,32 +47,196 @@ class Measure:
 
 
 class Scope(AbstractContextManager["Scope"]):
-    """Looks at a network while it trains and writes what it sees to a run folder.
+    """Looks at a network while it trains, and tells whether it is lazy or learns features, when, and on which samples.
 
-    ``scope.step(step)`` runs the measures that are due. Looking changes nothing: no gradient is left, no random
-    number drawn, ``training`` flags are restored.
+    >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> x, y = torch.randn(16, 2), torch.arange(16) % 2
+    >>> optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    >>> with Scope(net, probe=(x, y)) as scope:
+    ...     for step in range(1, 21):
+    ...         optimiser.zero_grad()
+    ...         nn.functional.cross_entropy(net(x), y).backward()
+    ...         optimiser.step()
+    ...         scope.step(step)
+    >>> scope.history.steps[0], scope.history.steps[-1]
+    (0, 20)
 
-    By default, for any module: the loss and the tangent kernel on the probe set; for our gated networks also
-    path counts and the overlap kernel; at steps 0, 1, 2, 3, ... growing by about a quarter each time.
+    ``probe``: a fixed set of samples ``(x, y)``; x a tensor, a tuple of arguments or a mapping of keyword arguments; y class
+    numbers ``[n]``, one-hot or real targets. ``run``: a folder to keep everything in (a second scope with the same model,
+    probe and views goes on there), or ``None`` for memory only. ``views``: what to look at. ``budget``: the share of training
+    time that looking may take (at least one second in all, so that short trainings are seen too). ``groups``: parts of the
+    probe set by name, masks or sample numbers; by default its classes. ``loss(output, y)``: what is reported as the loss on the
+    probe set; by default cross-entropy for class numbers, else squared error. ``output``: picks the tensor that counts from
+    what the model returns. ``sinks``: where numbers go besides. ``steps``: how many steps training will take, if known: then
+    early steps may be seen more often. ``seed``: of random projections. ``measures``: a fixed list of measures instead.
+
+    Looking changes nothing: parameters, gradients, buffers, random streams, flags and hooks are bit for bit as without it. A
+    scope that fails says why in one warning and goes silent; with ``strict=True`` it raises. Under distributed training only
+    the first process looks.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        probe: Dataset | tuple[Tensor, Tensor],
-        run: str | Path | Writer,
+        probe: Dataset | tuple[Any, Tensor],
+        run: str | Path | Writer | None = None,
+        *,
+        views: Sequence[str] = VIEWS,
+        budget: float = 0.05,
+        groups: Groups | None = None,
+        loss: Loss | None = None,
+        output: Choice | None = None,
+        sinks: Iterable[Any] = (),
+        strict: bool = False,
         measures: Sequence[Measure] | None = None,
+        steps: int | None = None,
+        seed: int = 0,
     ) -> None:
-        self.model, self.probe = model, _as_dataset(probe)
-        self.measures = default_measures(model) if measures is None else list(measures)
-        self._owns_writer = not isinstance(run, Writer)
-        self.writer = run if isinstance(run, Writer) else Writer(run, self._header())
+        self.model, self.strict = model, strict
+        self._session: Session | None = None
+        self._fixed: FixedScope | None = None
+        self._failed: str | None = None
+        if measures is not None:
+            require(run is not None, "a scope with named measures writes to a run folder: give run=.")
+            assert run is not None
+            self._fixed = FixedScope(model, _as_dataset(probe), run, list(measures))
+            return
+        if isinstance(run, Writer):
+            raise InputError("a Writer belongs to a scope with named measures; give a folder.")
+        looked_at = as_probe(probe, groups, loss)
+        if not _is_first_process():
+            self._failed = "another process looks"
+            return
+        folder = None if run is None else Path(run)
+        self._session = Session(
+            model,
+            looked_at,
+            folder,
+            views=tuple(views),
+            budget=budget,
+            output=output,
+            sinks=sinks,
+            steps=steps,
+            seed=seed,
+            strict=strict,
+        )
+        self._finalizer = weakref.finalize(self, _finish_at_end, self._session)
+
+    # --- while training ----------------------------------------------------------------------------------------
+
+    def step(self, step: int, **scalars: Any) -> None:
+        """Tell the scope that ``step`` updates are done; ``scalars`` are kept beside whatever is measured.
+
+        A loop that counts from 0 and tells *after* its update is understood: its steps are shifted by one. A scalar named
+        like one of the scope's own is kept as ``train_NAME``. With named measures ``checkpoint`` may be a function that returns
+        tensors, which are written with the same line, due or not.
+        """
+        if self._fixed is not None:
+            self._fixed.step(step, **scalars)
+        elif self._session is not None:
+            self._guarded(lambda session: session.step(step, scalars))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside this block (validation, say) is no training time: it neither pays for looking nor counts as looking."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._session is not None:
+                self._session.away(time.perf_counter() - began)
+
+    def finish(self) -> None:
+        """Measure the last step seen, write the verdict, mark the run finished. Further steps are ignored."""
+        self._end(None)
+
+    close = finish
+
+    def __enter__(self) -> Scope:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._end(error)
+
+    # --- what it saw -------------------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> History:
+        """Every number so far, and the arrays of the first and the last measurement."""
+        return History() if self._session is None else self._session.history
+
+    def verdict(self) -> Verdict:
+        """Lazy, rich, mixed or cannot tell, with the evidence; the last step seen is measured first if it was not."""
+        if self._session is not None and self._failed is None:
+            self._guarded(lambda session: session.settle())
+        return verdict_of(self.history)
+
+    def overhead(self) -> dict[str, Any]:
+        """Seconds measuring and training, their ratio, measurements done and put off; construction apart."""
+        return {} if self._session is None else self._session.overhead()
+
+    def report(self) -> str:
+        """A page of text: the verdict, the numbers of the first and the last measurement, what is missing, what it cost."""
+        return "\n".join(self._report_lines())
+
+    def __repr__(self) -> str:
+        seen = self.history.steps
+        span = f"steps {seen[0]} to {seen[-1]}, {len(seen)} measurements" if seen else "nothing seen yet"
+        return f"Scope({type(self.model).__name__}: {self._failed or span})"
+
+    def _repr_html_(self) -> str:
+        drawn = verdict_of(self.history)._repr_html_() if self.history.steps else ""
+        return f"{drawn}<pre>{html.escape(self.report())}</pre>"
+
+    # --- how ---------------------------------------------------------------------------------------------------
+
+    def _guarded(self, do: Callable[[Session], None]) -> None:
+        """Run a part of the scope; an error must not end the user's training."""
+        session = self._session
+        if session is None or session.finished or self._failed is not None:
+            return
+        try:
+            do(session)
+        except Exception as error:
+            if self.strict:
+                raise
+            self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
+            warnings.warn(f"the scope stopped looking; training goes on. {self._failed}", stacklevel=3)
+            _let_go(session, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._fixed is not None:
+            self._fixed.end(error)
+        elif self._session is not None:
+            self._guarded(lambda session: session.finish(error))
+
+    def _report_lines(self) -> list[str]:
+        history, lines = self.history, [repr(self)]
+        names = [name for name in history.scalars if "@" not in name and name != "overhead"]
+        width = max((len(name) for name in names), default=0)
+        lines += [f"  {name:<{width}}  {history.first(name):>11.4g}  {history.last(name):>11.4g}" for name in names]
+        lines += [f"  no {quantity}: {why}" for quantity, why in history.left_out.items()]
+        cost = self.overhead()
+        if cost:
+            share, seconds = 100 * cost["share"], cost["seconds_measuring"]
+            lines.append(
+                f"  looking took {seconds:.2f} s, {share:.1f} % of {cost['seconds_training']:.1f} s of training, and "
+                f"{cost['seconds_at_construction']:.2f} s before it"
+            )
+        return lines
+
+
+class FixedScope:
+    """Measures named beforehand, at steps named beforehand: what our own training loop uses."""
+
+    def __init__(self, model: nn.Module, probe: Dataset, run: str | Path | Writer, measures: list[Measure]) -> None:
+        self.model, self.probe, self.measures = model, probe, measures
+        require(isinstance(run, Writer), "named measures write to the run of a training: give its Writer.")
+        assert isinstance(run, Writer)
+        self.writer = run
 
     def step(self, step: int, checkpoint: Callable[[], Tensors] | None = None, **scalars: Any) -> None:
-        """Tell the scope that ``step`` updates are done; ``scalars`` are kept beside whatever is due.
-
-        ``checkpoint`` (a function that returns tensors) is written with the same line, due or not.
-        """
+        """Run the measures that are due; a checkpoint is written, due or not."""
         due = [measure for measure in self.measures if measure.schedule.due(step)]
         if not due and checkpoint is None:
             return
@@ -73,14 +247,8 @@ class Scope(AbstractContextManager["Scope"]):
                 (curves if value.ndim == 1 else arrays)[name] = value
         self.writer.record(step, curves, arrays, checkpoint() if checkpoint else None)
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._owns_writer:
-            if error is None:
-                self.writer.finish()
-            self.writer.__exit__(kind, error, trace)
-
-    def __enter__(self) -> Scope:
-        return self
+    def end(self, error: BaseException | None) -> None:
+        """The writer belongs to the training, which ends it."""
 
     def _look(self, measure: Measure) -> dict[str, np.ndarray]:
         batch = self.probe if measure.batch is None else measure.batch
@@ -89,34 +257,35 @@ class Scope(AbstractContextManager["Scope"]):
         stacked = isinstance(self.model, GatedNet) and self.model.members is not None
         return {name: (value if stacked else value[None]).detach().cpu().numpy() for name, value in seen.items()}
 
-    def _header(self) -> dict[str, Any]:
-        spec = self.model.spec() if isinstance(self.model, GatedNet) else None
-        recipe = {"model": spec or str(self.model), "data": self.probe.describe()}
-        dtype = str(self.probe.x.dtype).removeprefix("torch.")
-        return {
-            "kind": "scope",
-            "study": None,
-            "scale": None,
-            "recipe": recipe,
-            "members": [{}],
-            "model": spec,
-            "data": self.probe.describe(),
-            "provenance": provenance(dtype),
-        }
-
-
-def default_measures(model: nn.Module) -> list[Measure]:
-    """What a scope looks at when nobody says otherwise."""
-    schedule = Fixed.growing(last=10**7)
-    looks: list[Probe] = [standard.losses, standard.tangents]
-    if isinstance(model, GatedNet):
-        require(model.members is None, "a scope of a stack needs its measures named.")
-        looks = [standard.curves, standard.kernels, standard.portrait]
-    return [Measure(look, schedule) for look in looks]
-
 
 def _as_dataset(probe: Dataset | tuple[Tensor, Tensor]) -> Dataset:
     if isinstance(probe, Dataset):
         return probe
     x, y = probe
     return Dataset("probe", x, y[:, None] if y.ndim == 1 else y)
+
+
+def _is_first_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _finish_at_end(session: Session) -> None:
+    """The handle is gone, or Python ends: an open scope finishes itself, after an error as failed."""
+    error = getattr(sys, "last_value", None) if sys.is_finalizing() or _exiting() else None
+    try:
+        session.finish(error)
+    except Exception as trouble:
+        warnings.warn(f"the scope could not finish: {trouble}", stacklevel=2)
+        _let_go(session, trouble)
+
+
+def _exiting() -> bool:
+    return hasattr(sys, "last_value")
+
+
+def _let_go(session: Session, error: Exception) -> None:
+    try:
+        session.finish(error)
+    except (StoreError, OSError):
+        session.finished = True

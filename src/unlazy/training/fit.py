@@ -153,7 +153,7 @@ def _train(
         _begin(start, net, adam)
     data, loss = data.on(recipe.device), LOSSES[recipe.loss]
     there = [replace(measure, batch=measure.batch and measure.batch.on(recipe.device)) for measure in measures]
-    scope = Scope(net, data, writer, there)
+    scope = Scope(net, data, writer, measures=there)
     steps, first, before = recipe.steps_per_epoch(len(data)), 0, adam.steps
     if writer.resumed is not None:
         first = _load(writer.resumed, recipe, net, adam, steps, before)

@@ -1,0 +1,204 @@
+"""What looking costs: a training with and without a scope, side by side in one process, and whether both end on the same bits.
+
+Blocks of steps of the two trainings take turns, so that both meet the same machine. Three networks, all views, 128
+probe samples, the default budget. ``python benchmarks/scope.py [mlp] [resnet] [transformer]`` runs some of them and keeps
+the other rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unlazy import runtime
+from unlazy.scope.scope import Scope
+from unlazy.store import write_file
+
+PROBE, BLOCK, BUDGET = 128, 10, 0.05
+OUT = Path("results/bench/scope.json")
+Make = Callable[[], tuple[nn.Module, Tensor, Tensor]]
+
+
+class Block(nn.Module):
+    """Two convolutions with batch-norms and a skip."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)])
+        plain = stride == 1 and channels_in == channels
+        self.skip = nn.Identity() if plain else nn.Conv2d(channels_in, channels, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norms[0](self.first(x)))
+        return torch.relu(self.norms[1](self.second(h)) + self.skip(x))
+
+
+class Words(nn.Module):
+    """A small transformer that puts a sequence of tokens into one of four classes."""
+
+    places: Tensor
+
+    def __init__(self, width: int = 64, layers: int = 2, words: int = 64, length: int = 16) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        angles = torch.arange(length)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
+        self.register_buffer("places", torch.cat([angles.sin(), angles.cos()], dim=1))
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.words(x) + self.places).mean(1))
+
+
+def mlp() -> tuple[nn.Module, Tensor, Tensor]:
+    net = nn.Sequential(
+        nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
+    return net, *_clouds((784,), 10_000)
+
+
+def resnet() -> tuple[nn.Module, Tensor, Tensor]:
+    stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    body = [Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2)]
+    net = nn.Sequential(*stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return net, *_clouds((3, 16, 16), 5_000)
+
+
+def transformer() -> tuple[nn.Module, Tensor, Tensor]:
+    """The class is the sum of two of the tokens, modulo four."""
+    x = torch.randint(0, 64, (10_000, 16))
+    return Words(), x, (x[:, 3] + x[:, 11]) % 4
+
+
+def _clouds(shape: tuple[int, ...], n: int) -> tuple[Tensor, Tensor]:
+    """Ten classes, each around a few centres: easy to begin with, with a tail."""
+    y = torch.arange(n) % 10
+    centres = torch.randn(30, *shape)
+    which = y + 10 * torch.randint(0, 3, (n,))
+    return 0.15 * centres[which] + torch.randn(n, *shape), y
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, how it is trained, and for how long."""
+
+    make: Make
+    optimiser: Callable[[Any], torch.optim.Optimizer]
+    batch: int
+    steps: int
+
+
+CASES = {
+    "mlp": Case(mlp, lambda p: torch.optim.Adam(p, 3e-4), 128, 6000),
+    "resnet": Case(resnet, lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=5e-4), 128, 1600),
+    "transformer": Case(transformer, lambda p: torch.optim.AdamW(p, 1e-3), 64, 3000),
+}
+
+
+class Training:
+    """One training with its own random stream, advanced a block at a time; clocks run only inside it."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.net, self.x, self.y = case.make()
+        self.optimiser = case.optimiser(self.net.parameters())
+        self.case, self.done, self.wall, self.cpu = case, 0, 0.0, 0.0
+        self.random = _streams()
+        self.scope: Scope | None = None
+        self.scope_cpu = 0.0
+
+    def advance(self, steps: int) -> None:
+        for put, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), self.random, strict=False):
+            put(state)
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            batch = torch.randint(0, len(self.x), (self.case.batch,))
+            self.optimiser.zero_grad()
+            F.cross_entropy(self.net(self.x[batch]), self.y[batch]).backward()
+            self.optimiser.step()
+            self.done += 1
+            if self.scope is not None:
+                before = time.process_time()
+                self.scope.step(self.done)
+                self.scope_cpu += time.process_time() - before
+        self.wall += time.perf_counter() - wall
+        self.cpu += time.process_time() - cpu
+        self.random = _streams()
+
+
+def _streams() -> list[Tensor]:
+    """Random states of the processor and, where there is one, the device."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+
+
+def compare(name: str) -> dict[str, Any]:
+    """Both trainings to the end, block by block in turn."""
+    case = CASES[name]
+    blind, watched = Training(case), Training(case)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = torch.linspace(0, len(watched.x) - 1, PROBE).long()
+        scope = Scope(watched.net, (watched.x[rows], watched.y[rows]), Path(folder) / "run", budget=BUDGET, strict=True)
+        watched.scope = scope
+        for block in range(case.steps // BLOCK):
+            order = (blind, watched) if block % 2 else (watched, blind)
+            for training in order:
+                if training is blind:
+                    with scope.paused():
+                        blind.advance(BLOCK)
+                else:
+                    watched.advance(BLOCK)
+        wall, cpu = time.perf_counter(), time.process_time()
+        scope.finish()
+        watched.wall += time.perf_counter() - wall
+        watched.cpu += time.process_time() - cpu
+        watched.scope_cpu += time.process_time() - cpu
+    same = all(torch.equal(a, b) for a, b in zip(_state(blind), _state(watched), strict=True))
+    cost = scope.overhead()
+    return {
+        "parameters": sum(p.numel() for p in watched.net.parameters()),
+        "steps": case.steps,
+        "probe": PROBE,
+        "training_seconds": round(blind.wall, 2),
+        "measurements": cost["measurements"],
+        "full_measurements": cost["full_measurements"],
+        "first_and_last": scope.history.steps[0] == 0 and scope.history.steps[-1] == case.steps,
+        "left_out": dict(scope.history.left_out),
+        "overhead_reported": round(cost["share"], 4),
+        "overhead_processor_time": round(watched.scope_cpu / (watched.cpu - watched.scope_cpu), 4),
+        "overhead_side_by_side": round(watched.wall / blind.wall - 1, 4),
+        "overhead_side_by_side_processor_time": round(watched.cpu / blind.cpu - 1, 4),
+        "seconds_at_construction": round(cost["seconds_at_construction"], 3),
+        "seconds_by_look": {look: round(seconds, 4) for look, seconds in cost["seconds_by_look"].items()},
+        "bit_identical": same,
+    }
+
+
+def _state(training: Training) -> list[Tensor]:
+    return [*training.net.state_dict().values(), *training.random]
+
+
+def main(names: list[str]) -> None:
+    torch.set_num_threads(1)
+    for name in names or list(CASES):
+        row = compare(name)
+        known = json.loads(OUT.read_text())["rows"] if OUT.exists() else {}
+        result = {"budget": BUDGET, "rows": known | {name: row}, "provenance": runtime.provenance("float32")}
+        write_file(OUT, (json.dumps(result, indent=1) + "\n").encode())
+        print(name, json.dumps(row, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,56 @@
+"""A scope inside Lightning's ``Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
+from unlazy.scope.scope import Scope
+
+
+class ScopeCallback(Callback):
+    """``Trainer(callbacks=[ScopeCallback(probe=(x, y), run="runs/mine")])``; ``callback.scope`` holds the scope afterwards.
+
+    The whole ``LightningModule`` is looked at through its ``forward``, or the part of it that ``model`` names:
+    ``model=lambda module: module.backbone``. Only the first process looks. Further options go to ``Scope``.
+    """
+
+    def __init__(
+        self,
+        probe: Any,
+        run: str | Path | None = None,
+        model: Callable[[LightningModule], nn.Module] | None = None,
+        **options: Any,
+    ) -> None:
+        self.probe, self.run, self.options = probe, run, options
+        self.model = model or (lambda module: module)
+        self.scope: Scope | None = None
+        self._seen = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._seen = trainer.global_step
+            self.scope = Scope(self.model(pl_module), self.probe, self.run, **self.options)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if (
+            self.scope is not None and trainer.global_step > self._seen
+        ):  # a batch that only adds to gradients is no step
+            self._seen = trainer.global_step
+            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+            self.scope.step(self._seen, **({} if loss is None else {"batch_loss": loss}))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.scope is not None:
+            self.scope.finish()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self.scope is not None:
+            self.scope.__exit__(type(exception), exception, exception.__traceback__)

@@ -1,0 +1,49 @@
+"""A scope inside skorch's ``NeuralNet``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from skorch import NeuralNet
+from skorch.callbacks import Callback
+
+from unlazy.scope.scope import Scope
+
+
+class ScopeCallback(Callback):
+    """``NeuralNetClassifier(..., callbacks=[("scope", ScopeCallback(probe=(x, y), run="runs/mine"))])``.
+
+    Every ``fit`` is a run of its own, in ``fit-0001``, ``fit-0002``, ... below ``run``: a grid search fits many times;
+    ``callback.scope_`` is the scope of the last one.
+    ``options`` go to ``Scope``; they are one argument because scikit-learn copies callbacks by the names of their arguments.
+    """
+
+    def __init__(self, probe: Any, run: str | Path | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self.probe, self.run, self.options = probe, run, options
+        self.scope_: Scope | None = None
+        self.steps_ = 0
+
+    def on_train_begin(self, net: NeuralNet, X: Any = None, y: Any = None, **more: Any) -> None:  # noqa: N803
+        self.steps_ = 0
+        folder = None if self.run is None else _unused(Path(self.run))
+        self.scope_ = Scope(net.module_, self.probe, folder, **(self.options or {}))
+
+    def on_batch_end(self, net: NeuralNet, batch: Any = None, training: bool | None = None, **more: Any) -> None:
+        if training and self.scope_ is not None:
+            self.steps_ += 1
+            loss = more.get("loss")
+            self.scope_.step(self.steps_, **({} if loss is None else {"batch_loss": loss}))
+
+    def on_train_end(self, net: NeuralNet, X: Any = None, y: Any = None, **more: Any) -> None:  # noqa: N803
+        if self.scope_ is not None:
+            self.scope_.finish()
+
+
+def _unused(run: Path) -> Path:
+    """The first of ``fit-0001``, ``fit-0002``, ... that is not there yet."""
+    number = 1
+    while (folder := run / f"fit-{number:04d}").exists():
+        number += 1
+    return folder

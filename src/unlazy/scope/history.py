@@ -1,0 +1,79 @@
+"""What a scope has seen so far, in memory: every number, and the arrays of the first and the last measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlazy.store import Run
+
+Array = NDArray[Any]
+
+
+@dataclass
+class History:
+    """Numbers by name and step; arrays by name and step (only the first and the last, unless ``keep_all``).
+
+    ``groups``: sample numbers of each group. ``layers``: modules with trained parameters. ``left_out``: quantity -> reason.
+    """
+
+    groups: Mapping[str, list[int]] = field(default_factory=dict)
+    layers: list[str] = field(default_factory=list)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    keep_all: bool = False
+    steps: list[int] = field(default_factory=list)
+    scalars: dict[str, dict[int, float]] = field(default_factory=dict)
+    arrays: dict[str, dict[int, Array]] = field(default_factory=dict)
+
+    def add(self, step: int, scalars: Mapping[str, float], arrays: Mapping[str, Array]) -> None:
+        """One measurement; arrays without their member axis."""
+        if not self.steps or step > self.steps[-1]:
+            self.steps.append(step)
+        for name, number in scalars.items():
+            self.scalars.setdefault(name, {})[step] = float(number)
+        for name, array in arrays.items():
+            held = self.arrays.setdefault(name, {})
+            if not self.keep_all and len(held) > 1:
+                del held[max(held)]
+            held[step] = array
+
+    def series(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Steps and values of one number; empty where it was never measured."""
+        found = self.scalars.get(name, {})
+        return np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.float64)
+
+    def first(self, name: str) -> float | None:
+        """The earliest value of one number."""
+        found = self.scalars.get(name, {})
+        return found[min(found)] if found else None
+
+    def last(self, name: str) -> float | None:
+        """The latest value of one number."""
+        found = self.scalars.get(name, {})
+        return found[max(found)] if found else None
+
+    def array(self, name: str, *, first: bool = False) -> Array | None:
+        """The latest array of that name, or the earliest."""
+        found = self.arrays.get(name, {})
+        return None if not found else found[min(found) if first else max(found)]
+
+    @classmethod
+    def of_run(cls, run: Run) -> History:
+        """The same from a run folder that a scope wrote."""
+        about = run.header["recipe"].get("scope", {})
+        history = cls(about.get("groups", {}), about.get("layers", []), about.get("left_out", {}))
+        quantities = {name for line in run.lines for name in line.arrays}
+        wanted = {name: {run.array_steps(name)[0], run.array_steps(name)[-1]} for name in quantities}
+        for line in run.lines:
+            scalars = {name: _number(values[0]) for name, values in line.scalars.items()}
+            arrays = {name: run.array(name, line.step)[0] for name in line.arrays if line.step in wanted[name]}
+            history.add(line.step, scalars, arrays)
+        return history
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value

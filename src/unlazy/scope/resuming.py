@@ -1,0 +1,62 @@
+"""Taking up a run that an earlier scope began: its start is the start, read back from the store."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from unlazy.scope.measures import Instruments, Start
+from unlazy.scope.probe import Probe
+from unlazy.store import Run
+
+KERNELS = ("tangent", "overlap")
+QUANTITIES = {"gates": "gate_flips", "linear": "linearisation_error", "parameters": "parameter_motion"}
+
+
+def resumed_instruments(before: Run, model: nn.Module, probe: Probe, views: tuple[str, ...], seed: int) -> Instruments:
+    """Instruments whose start is the one of an earlier scope, read from its run."""
+    place = place_of(model)[0]
+    left_out = dict(before.header["recipe"]["scope"]["left_out"])
+    by_look = {quantity: look for look, quantity in QUANTITIES.items()}
+    left_out = {by_look.get(name, name): why for name, why in left_out.items()}
+    rows: dict[str, Tensor | None] = {
+        look: torch.tensor(some) for look, some in before.header["recipe"]["scope"]["rows"].items()
+    }
+    start = Start()
+    kept = before.lines[0].checkpoint
+    if kept is not None:
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in before.checkpoint(0).items()}
+        own = dict(model.named_parameters())
+        buffers = dict(model.named_buffers())
+        start.parameters = {n: tensors[f"model/{n}"].to(p) for n, p in own.items() if f"model/{n}" in tensors}
+        start.buffers = {n: tensors[f"buffer/{n}"].to(b) for n, b in buffers.items() if f"buffer/{n}" in tensors}
+    for name in KERNELS:
+        if before.array_steps(name):
+            setattr(start, name, torch.from_numpy(before.array(name, 0)[0]).double().to(place))
+    start.output = torch.from_numpy(before.array("output", 0)[0]).to(place)
+    instruments = Instruments(model, probe, views, seed, start=start, left_out=left_out, rows=rows)
+    for name in left_out:
+        instruments.looks.pop(name, None)
+    if kept is None:
+        too_large = "the parameters of the start were too large to keep, and this scope was resumed"
+        for name in ("parameters", "linear", "gates"):
+            if instruments.looks.pop(name, None):
+                instruments.left_out[name] = too_large
+    elif "gates" in instruments.looks:
+        early = copy.deepcopy(model)
+        with torch.no_grad():
+            early.load_state_dict({**start.parameters, **start.buffers}, strict=False)
+            start.gates = Instruments(early, probe).open_gates(instruments.part("gates"))
+    for name in KERNELS:
+        steps = before.array_steps(name)
+        if steps and name in instruments.looks:
+            instruments.remember(name, steps[-1], torch.from_numpy(before.array(name, steps[-1])[0]).double().to(place))
+    return instruments
+
+
+def place_of(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Device and precision of a model: those of its first real parameter."""
+    first = next(p for p in model.parameters() if p.is_floating_point())
+    return first.device, first.dtype

@@ -1,0 +1,380 @@
+"""One training under observation: what to look at, when, what it cost, and where it goes."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unlazy.kernels.capture import call
+from unlazy.models.net import GatedNet
+from unlazy.runtime import StoreError, provenance, require, short_hash
+from unlazy.scope.history import Array, History
+from unlazy.scope.judging import verdict_of, write_verdict
+from unlazy.scope.keeper import Keeper, earlier
+from unlazy.scope.measures import Instruments
+from unlazy.scope.probe import Choice, Probe, chosen_output, with_columns
+from unlazy.scope.resuming import KERNELS, QUANTITIES, place_of, resumed_instruments
+from unlazy.scope.schedule import Budget, Planner
+from unlazy.scope.tangent import Measured
+from unlazy.scope.untouched import untouched, unwrapped
+from unlazy.store import Run
+
+START_BYTES = 2**26  # of parameters, kept in the run so that a resumed scope knows where training began
+PROBE_BYTES = 2**24  # of inputs, kept in the run so that a page can draw them
+LIGHT_SHARE = 0.1  # looks that cost no more than this share of all of them are light
+ARRAY_NAMES = {"log_paths": "paths"}
+
+
+_open: WeakValueDictionary[str, Session] = WeakValueDictionary()
+
+
+class Session:
+    """The working part of a scope, which outlives the handle the user holds just long enough to finish."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        probe: Probe,
+        folder: Path | None,
+        *,
+        views: tuple[str, ...],
+        budget: float,
+        output: Choice | None,
+        sinks: Iterable[Any],
+        steps: int | None,
+        seed: int,
+        strict: bool,
+    ) -> None:
+        began = time.perf_counter()
+        self.pid, self.sinks, self.total_steps = os.getpid(), list(sinks), steps
+        self.trained, self.measurements, self.shift, self.seen = 0.0, 0, 0, -1
+        self.unmeasured: tuple[int, dict[str, Any]] | None = None
+        self.finished, self.keeper = False, None
+        self.budget = Budget(budget)
+        model = unwrapped(model)
+        _check_model(model)
+        with untouched(model):
+            probe = probe.on(*place_of(model))
+            self.model = chosen_output(model, probe, output)
+            with torch.no_grad():
+                probe = with_columns(probe, call(self.model, probe.x))
+            spec = model.spec() if isinstance(model, GatedNet) else None
+            basis = {
+                "model": spec or str(model),
+                "data": _data(probe),
+                "views": list(views),
+                "groups": _groups(probe),
+                "seed": seed,
+            }
+            before = None if folder is None else _take_over(folder, short_hash(basis))
+            if before is None:
+                self.instruments = Instruments(self.model, probe, views, seed, strict)
+                first = self.instruments.begin()
+            else:
+                self.instruments = resumed_instruments(before, self.model, probe, views, seed)
+                self.instruments.strict = strict
+        self._learn_costs(writing=0.0)
+        self.history = History(_groups(probe), self.instruments.layers, self._left_out(), keep_all=folder is None)
+        if folder is not None:
+            self.keeper = Keeper(folder, self._header(basis, views, budget, spec))
+            _open[str(folder.resolve())] = self
+        if before is None:
+            self._write(0, _split(first), self._once(probe), checkpoint=True)
+            self.measured = 0
+        else:
+            self.history = History.of_run(before)
+            self.measured = self.seen = before.lines[-1].step
+            self.shift = int(self.history.last("step_shift") or 0)
+        light = self._light()
+        self.planner = Planner(self.budget, light)
+        self.planner.measured(self.measured, self.instruments.looks, 1.0)
+        self.construction = time.perf_counter() - began
+        self.budget.spent = 0.0
+        self._left = time.perf_counter()
+
+    # --- while training ----------------------------------------------------------------------------------------
+
+    def step(self, step: int, scalars: Mapping[str, Any]) -> None:
+        """``step`` updates are done."""
+        self._began = time.perf_counter()
+        self.trained += self._began - self._left
+        try:
+            self._step(step, scalars)
+        finally:
+            self._left = time.perf_counter()
+            self.budget.spent += self._left - self._began
+
+    def _step(self, step: int, scalars: Mapping[str, Any]) -> None:
+        require(isinstance(step, int) and step >= 0, f"step is the number of updates done, got {step!r}.")
+        if step == 0 and self.seen < 0 and self._moved():
+            self.shift = 1
+        step += self.shift
+        if step == 0 and self.seen < 0 and scalars:
+            self._write(0, ({}, {}), {}, user=scalars)
+        if step <= max(self.seen, self.measured):
+            self.seen = max(self.seen, step)
+            return
+        self.seen = step
+        names = self.planner.due(step, self.instruments.looks, self.trained, self._to_come(step))
+        if names:
+            self._measure(step, names, scalars)
+        else:
+            self.unmeasured = (step, dict(scalars))
+
+    def away(self, seconds: float) -> None:
+        """Seconds since the last step that were no training."""
+        self._left += seconds
+
+    def settle(self) -> None:
+        """Measure the last step that was seen, if that has not been done."""
+        if self.unmeasured is None or self.finished or self.pid != os.getpid():
+            return
+        began = time.perf_counter()
+        step, scalars = self.unmeasured
+        self._began = began
+        self._measure(step, list(self.instruments.looks), scalars)
+        self.budget.spent += time.perf_counter() - began
+        self._left = time.perf_counter()
+
+    def _measure(self, step: int, names: list[str], scalars: Mapping[str, Any]) -> None:
+        self.instruments.check()
+        self._synchronise()
+        parameter = next(iter(self.instruments.trained.values()))
+        place, dtype = parameter.device, parameter.dtype
+        with untouched(self.model):
+            self.instruments.move(place, dtype)
+            measured = self.instruments.measure(step, names)
+        for name, why in self.instruments.fallen.items():
+            warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=4)
+        self.instruments.fallen.clear()
+        self.history.left_out = self._left_out()
+        writing = time.perf_counter()
+        change = self._change(measured)
+        self._write(step, _split(measured), {}, user=scalars)
+        self._learn_costs(writing=time.perf_counter() - writing, names=names)
+        self.planner.measured(step, names, change)
+        self.measured = step
+        self.unmeasured = None if set(self.instruments.looks) <= set(names) else (step, {})
+
+    def _synchronise(self) -> None:
+        """Work that a device still does for the training is not ours."""
+        parameter = next(iter(self.instruments.trained.values()))
+        if parameter.device.type == "cuda":
+            torch.cuda.synchronize(parameter.device)
+            now = time.perf_counter()
+            self.trained += now - self._began
+            self._began = now
+
+    def _moved(self) -> bool:
+        start = self.instruments.start.parameters
+        return any(not torch.equal(p.detach().to(start[n]), start[n]) for n, p in self.instruments.trained.items())
+
+    def _to_come(self, step: int) -> float:
+        """Seconds of training that are still to come, where the number of steps is known."""
+        if self.total_steps is None or step < 3:
+            return 0.0
+        return max(0.0, self.trained / step * (self.total_steps - step))
+
+    def _change(self, measured: Measured) -> float:
+        """The largest change since the last measurement: of the loss, of the way gone, of the kernels' distances."""
+        changes = [0.0]
+        for name in ("loss", "parameter_motion", "tangent_distance", "overlap_distance"):
+            before, now = self.history.last(name), measured.get(name)
+            if before is None or now is None:
+                continue
+            size = abs(self.history.first("loss") or 1.0) if name == "loss" else 1.0
+            changes.append(abs(float(now) - before) / size)
+        return max(value if value == value else 1.0 for value in changes)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Measure the last step, write the verdict, close everything. After an error only the last part."""
+        if self.finished or self.pid != os.getpid():
+            return
+        if error is None:
+            self.settle()
+            if self.keeper is not None:
+                self._write_verdict()
+                self.keeper.finish()
+        self.finished = True
+        if self.keeper is not None:
+            self.keeper.__exit__(None if error is None else type(error), error, None)
+        for sink in self.sinks:
+            if hasattr(sink, "close"):
+                self._tell(sink, sink.close)
+
+    def _write_verdict(self) -> None:
+        assert self.keeper is not None
+        with suppress(
+            StoreError
+        ):  # no thresholds: what was seen is kept all the same, and verdict() says what is missing
+            write_verdict(self.keeper.folder, verdict_of(self.history))
+
+    def overhead(self) -> dict[str, Any]:
+        """What looking cost."""
+        share = self.budget.spent / self.trained if self.trained > 0 else 0.0
+        return {
+            "seconds_measuring": self.budget.spent,
+            "seconds_training": self.trained,
+            "share": share,
+            "budget": self.budget.share,
+            "measurements": self.measurements,
+            "full_measurements": len(self.history.scalars.get(self._dearest(), {})),
+            "skipped": self.planner.skipped,
+            "seconds_at_construction": self.construction,
+            "seconds_by_look": dict(self.budget.costs),
+        }
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        step: int,
+        measured: tuple[dict[str, float], dict[str, Array]],
+        once: Mapping[str, Array],
+        *,
+        user: Mapping[str, Any] | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        scalars, arrays = measured
+        for name, value in (user or {}).items():
+            known = name in scalars or (name in self.history.scalars and not name.startswith("train_"))
+            clash = known and name in self.instruments.own_names
+            scalars[f"train_{name}" if clash else name] = float(torch.as_tensor(value).detach().double().mean())
+        if step > 0:
+            scalars["overhead"] = self.budget.spent / self.trained if self.trained > 0 else 0.0
+            if self.shift:
+                scalars["step_shift"] = float(self.shift)
+        self.history.add(step, scalars, arrays)
+        self.measurements += 1 if scalars.keys() & self.instruments.own_names else 0
+        if self.keeper is not None:
+            curves = {name: np.array([value]) for name, value in scalars.items()}
+            kept = {name: array[None] for name, array in {**arrays, **once}.items()}
+            self.keeper.record(step, curves, kept, self._start_tensors() if checkpoint else None)
+        for sink in list(self.sinks):
+            self._tell(sink, partial(getattr(sink, "write", None) or sink, step, dict(scalars)))
+
+    def _tell(self, sink: Any, do: Callable[[], Any]) -> None:
+        try:
+            do()
+        except Exception as error:
+            self.sinks = [other for other in self.sinks if other is not sink]
+            warnings.warn(f"{type(sink).__name__} failed and gets nothing more: {error!r}", stacklevel=3)
+
+    def _once(self, probe: Probe) -> dict[str, Array]:
+        """What is written at step 0 only: the probe set."""
+        kept = {"probe_y": probe.y.detach().cpu().numpy()}
+        if isinstance(probe.x, Tensor) and probe.x.is_floating_point() and _bytes([probe.x]) <= PROBE_BYTES:
+            kept["probe_x"] = probe.x.detach().float().cpu().numpy()
+        return kept
+
+    def _start_tensors(self) -> dict[str, Array] | None:
+        start = self.instruments.start
+        if _bytes([*start.parameters.values(), *start.buffers.values()]) > START_BYTES:
+            return None
+        named = {f"model/{name}": p for name, p in start.parameters.items()}
+        named |= {f"buffer/{name}": b for name, b in start.buffers.items()}
+        return {name: _plain(tensor) for name, tensor in named.items()}
+
+    def _left_out(self) -> dict[str, str]:
+        return {QUANTITIES.get(name, name): why for name, why in self.instruments.left_out.items()}
+
+    def _header(self, basis: dict[str, Any], views: tuple[str, ...], budget: float, spec: Any) -> dict[str, Any]:
+        probe = self.instruments.probe
+        about = {
+            "views": list(views),
+            "budget": budget if np.isfinite(budget) else None,
+            "groups": basis["groups"],
+            "layers": self.instruments.layers,
+            "left_out": self._left_out(),
+            "notes": self.instruments.notes,
+            "rows": {look: rows.tolist() for look, rows in self.instruments.rows.items() if rows is not None},
+            "probe_kind": probe.kind,
+            "image_shape": probe.image_shape,
+        }
+        place, dtype = place_of(self.model)
+        return {
+            "id": short_hash(basis),
+            "kind": "scope",
+            "study": None,
+            "scale": None,
+            "recipe": {"model": basis["model"], "data": basis["data"], "scope": about},
+            "members": [{}],
+            "model": spec,
+            "data": basis["data"],
+            "provenance": provenance(str(dtype).removeprefix("torch."), str(place)),
+        }
+
+    # --- costs -------------------------------------------------------------------------------------------------
+
+    def _learn_costs(self, writing: float, names: Iterable[str] | None = None) -> None:
+        for name in self.instruments.seconds if names is None else names:
+            if name in self.instruments.seconds:
+                self.budget.learn(name, self.instruments.seconds[name])
+        self.budget.learn("writing", writing)
+
+    def _light(self) -> frozenset[str]:
+        costs = {name: self.budget.costs.get(name, 0.0) for name in self.instruments.looks}
+        limit = LIGHT_SHARE * sum(costs.values())
+        return frozenset(name for name, cost in costs.items() if cost <= limit or name == "outputs")
+
+    def _dearest(self) -> str:
+        """A number that only full measurements have."""
+        names = {"tangent": "tangent_distance", "overlap": "overlap_distance", "linear": "linearisation_error"}
+        return next((number for look, number in names.items() if look in self.instruments.looks), "loss")
+
+
+def _take_over(folder: Path, wanted: str) -> Run | None:
+    """What an earlier scope left in the folder; one of this process that is still open there is finished first."""
+    other = _open.pop(str(folder.resolve()), None)
+    if other is not None:
+        other.finish()
+    return earlier(folder, wanted)
+
+
+def _split(measured: Measured) -> tuple[dict[str, float], dict[str, Array]]:
+    """Numbers, and arrays under the names of the store."""
+    scalars = {name: float(value) for name, value in measured.items() if value.ndim == 0}
+    arrays = {ARRAY_NAMES.get(name, name): _plain(value) for name, value in measured.items() if value.ndim > 0}
+    return scalars, {name: array.astype(np.float32) if name in KERNELS else array for name, array in arrays.items()}
+
+
+def _plain(tensor: Tensor) -> Array:
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu().numpy()
+
+
+def _check_model(model: nn.Module) -> None:
+    require(isinstance(model, nn.Module), f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    require(not lazy, f"{', '.join(lazy)} have no shape yet; call the model once before you make the scope.")
+    some = any(p.requires_grad and p.is_floating_point() for p in model.parameters())
+    require(some, "the model has no trainable parameters, so there is no training to watch.")
+    sharded = type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule")
+    require(not sharded, "a sharded model has no whole parameters on any process; watch an unsharded copy.")
+    if isinstance(model, GatedNet):
+        require(model.members is None, "a scope of a stack needs its measures named.")
+
+
+def _data(probe: Probe) -> dict[str, Any]:
+    return {"name": "probe", "options": {}, "fingerprint": probe.fingerprint}
+
+
+def _groups(probe: Probe) -> dict[str, list[int]]:
+    return {name: inside.nonzero()[:, 0].tolist() for name, inside in probe.groups.items()}
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,268 @@
+"""Lazy, rich, mixed, or cannot tell: the verdict on a training run, with its evidence.
+
+The words are about one number, the *gap*: how far the network's predictions end from those of a linearised network trained
+from the same start by the same recipe, relative to how far they went. Nobody trains the twin in practice; the verdict
+estimates the gap from what a scope measures, by thresholds that a study calibrated on networks where the twin was trained.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unlazy.scope.history import History
+from unlazy.scope.readings import MEASURES, Reading, Readings, readings
+from unlazy.scope.thresholds import Threshold, Thresholds, thresholds
+from unlazy.store import Run
+
+LABELS = ("lazy", "mixed", "rich", "cannot tell")
+FEWEST_SAMPLES = 32
+LEAST_FALL = 0.05  # share of the loss at the start
+NEEDED = ("linearisation_error", "tangent_distance", "tangent_change")  # one of these must be there
+TANGENT_VIEWS = ("linear", "linearisation_error", "tangent")
+GAINS, STARVES = 1.15, 0.85  # kernel mass of a group now, relative to the start
+MEANINGS = {
+    "lazy": "It behaves as a fixed kernel machine: its linearised twin would predict nearly the same.",
+    "mixed": "It left its linearised twin behind, but not far.",
+    "rich": "It learned features: its linearised twin would predict something else.",
+    "cannot tell": "The measurements do not decide.",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One measure: its value, interval over probe samples, thresholds, and what it says by itself."""
+
+    measure: str
+    value: float
+    interval: tuple[float, float] | None
+    lazy_below: float
+    rich_above: float
+    says: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``label``, the estimated ``gap``, ``evidence`` and, where the label is "cannot tell", ``reasons``.
+
+    ``gap_range``: the estimate give or take its typical error, in calibration and over probe samples.
+
+    ``when``: the first measured step at which each measure, and all together ("network"), passed its lazy threshold; ``None``
+    where it never did. ``groups``: shares of samples and of the kernel's trace (``mass``) at the first and last measurement,
+    ``mass_per_share`` (1: as much as its samples' share), ``mass_gain`` since the start, ``paths_gain`` (change of the mean log
+    number of active paths, against that of all samples), and what became of each group: ``gains``, ``starved`` or ``keeps``.
+    """
+
+    label: str
+    gap: float | None
+    gap_range: tuple[float, float] | None
+    evidence: tuple[Evidence, ...]
+    when: Mapping[str, int | None]
+    groups: Mapping[str, Mapping[str, Any]]
+    reasons: tuple[str, ...]
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain = asdict(self)
+        plain["evidence"] = [asdict(one) for one in self.evidence]
+        return dict(json.loads(json.dumps(plain)))
+
+    def __str__(self) -> str:
+        lines = [f"Verdict: {self.label}. {MEANINGS[self.label]}"]
+        lines += [f"  {reason}" for reason in self.reasons]
+        if self.gap is not None and self.gap_range is not None:
+            low, high = self.gap_range
+            lines.append(f"Estimated gap to the linearised twin: {self.gap:.2g} (typically {low:.2g} to {high:.2g}).")
+        if self.evidence:
+            width = max(len(one.measure) for one in self.evidence)
+            lines += [f"  {one.measure:<{width}}  {_value_text(one)}  {one.says}" for one in self.evidence]
+        lines += [f"  {line}" for line in (self.when_text(), self.groups_text(), f"Thresholds: {self.source}") if line]
+        return "\n".join(lines)
+
+    def when_text(self) -> str:
+        """When the network left the lazy regime, in a sentence."""
+        if "network" not in self.when:
+            return ""
+        step = self.when["network"]
+        return "It never left the lazy regime." if step is None else f"It left the lazy regime by step {step}."
+
+    def groups_text(self) -> str:
+        """Who gained kernel mass and who was starved, in a sentence or two."""
+        parts = []
+        for word, verb in (("gains", "gained"), ("starved", "lost")):
+            found = [(name, about) for name, about in self.groups.items() if about.get("verdict") == word]
+            if found:
+                names = ", ".join(f"{name} ({about['mass_gain']:.2g} times)" for name, about in found)
+                parts.append(f"Groups that {verb} kernel mass: {names}.")
+        return " ".join(parts)
+
+    def _repr_html_(self) -> str:
+        return _as_html(self)
+
+
+def judge(measured: History | Readings | Run, calibrated: Thresholds | None = None) -> Verdict:
+    """The verdict on what a scope measured: its history, a run folder it wrote, or readings taken from either."""
+    if isinstance(measured, Run):
+        measured = History.of_run(measured)
+    seen = measured if isinstance(measured, Readings) else readings(measured)
+    limits = thresholds() if calibrated is None else calibrated
+    known = {name: reading for name, reading in seen.measures.items() if name in limits.measures}
+    source = str(limits.source["text"])
+    evidence = tuple(_evidence(name, reading, limits.measures[name], source) for name, reading in known.items())
+    reasons = _too_little(seen)
+    gap, span = None, None
+    label = "cannot tell"
+    if known:
+        log_gap, scatter = limits.pooled({name: reading.value for name, reading in known.items()})
+        sampling = _sampling_error(known, limits)
+        off, wide = math.hypot(limits.margin, sampling), math.hypot(limits.spread, sampling)
+        gap, span = math.exp(log_gap), (math.exp(log_gap - wide), math.exp(log_gap + wide))
+        words = [limits.word(log_gap - off), limits.word(log_gap + off)]
+        if not reasons and scatter > limits.disagreement:
+            reasons.append(
+                f"The measures disagree: their estimates of the gap scatter by a factor of {math.exp(scatter):.2g}."
+            )
+        if not reasons and words[0] != words[1]:
+            reasons.append(f"The estimated gap is too near the border between {words[0]} and {words[1]}.")
+        if not reasons:
+            label = words[0]
+    return Verdict(label, gap, span, evidence, _when(seen, limits), _groups(seen), tuple(reasons), source)
+
+
+def _too_little(seen: Readings) -> list[str]:
+    """Why nothing can be told, whatever the measures say."""
+    reasons = []
+    if seen.measurements < 2:
+        reasons.append(f"{seen.measurements} measurement: one at the start and one later are needed.")
+    if seen.samples < FEWEST_SAMPLES:
+        reasons.append(f"A probe of {seen.samples} samples is too small; give at least {FEWEST_SAMPLES}.")
+    if not any(name in seen.measures for name in NEEDED):
+        why = "; ".join(f"{name}: {reason}" for name, reason in seen.left_out.items() if name in TANGENT_VIEWS)
+        reasons.append(f"Neither tangent kernel nor linearisation could be measured{f' ({why})' if why else ''}.")
+    if seen.losses is not None:
+        first, lowest, last = seen.losses
+        if not math.isfinite(last):
+            reasons.append("The loss is not a number: training broke down.")
+        elif lowest > first - LEAST_FALL * abs(first):
+            reasons.append(
+                f"The loss did not fall (from {first:.3g} to {lowest:.3g} at best): nothing was learned yet."
+            )
+    return reasons
+
+
+def _evidence(name: str, reading: Reading, limit: Threshold, source: str) -> Evidence:
+    low, high = reading.interval or (reading.value, reading.value)
+    words = ["lazy" if end < limit.lazy_below else "rich" if end > limit.rich_above else "mixed" for end in (low, high)]
+    says = words[0] if words[0] == words[1] else f"{words[0]} or {words[1]}"
+    return Evidence(name, reading.value, reading.interval, limit.lazy_below, limit.rich_above, says, source)
+
+
+def _sampling_error(known: Mapping[str, Reading], limits: Thresholds) -> float:
+    """Half the width of the pooled estimate's interval over probe samples: all measures at one end against the other."""
+    ends = [
+        limits.pooled(
+            {
+                name: reading.value if reading.interval is None else reading.interval[end]
+                for name, reading in known.items()
+            }
+        )[0]
+        for end in (0, 1)
+    ]
+    return abs(ends[1] - ends[0]) / 2
+
+
+def _when(seen: Readings, limits: Thresholds) -> dict[str, int | None]:
+    """First measured steps beyond the lazy thresholds."""
+    curves = {name: curve for name, curve in seen.curves.items() if name in limits.measures}
+    passed: dict[str, int | None] = {}
+    if curves:
+        steps = sorted({step for curve in curves.values() for step in curve})
+        border = math.log(limits.lazy_gap)
+
+        def together(step: int) -> bool:
+            values = {name: curve[step] for name, curve in curves.items() if math.isfinite(curve.get(step, math.nan))}
+            return bool(values) and limits.pooled(values)[0] > border
+
+        passed["network"] = next((step for step in steps if together(step)), None)
+    for name, curve in curves.items():
+        limit = limits.measures[name].lazy_below
+        passed[name] = next((step for step, value in sorted(curve.items()) if value > limit), None)
+    return passed
+
+
+def _groups(seen: Readings) -> dict[str, dict[str, Any]]:
+    """The group view with a word: has a group more of the kernel's trace than at the start, or less?"""
+    view: dict[str, dict[str, Any]] = {}
+    for name, about in seen.groups.items():
+        row: dict[str, Any] = dict(about)
+        if about.get("mass_first", 0) > 0:
+            gain = about["mass_last"] / about["mass_first"]
+            row["mass_gain"], row["mass_per_share"] = gain, about["mass_last"] / about["share"]
+            row["verdict"] = "gains" if gain > GAINS else "starved" if gain < STARVES else "keeps"
+        if "paths_first" in about and "paths_last" in about:
+            row["paths_gain"] = about["paths_last"] - about["paths_first"]
+        view[name] = row
+    return view
+
+
+# --- drawing -------------------------------------------------------------------------------------------------
+
+
+def _value_text(one: Evidence) -> str:
+    span = "" if one.interval is None else f" [{one.interval[0]:.2g}, {one.interval[1]:.2g}]"
+    return f"{one.value:.2g}{span}  (lazy below {one.lazy_below:.2g}, rich above {one.rich_above:.2g})"
+
+
+COLOURS = {"lazy": "#2b8ccf", "mixed": "#b8860b", "rich": "#0f9d70", "cannot tell": "#7f7f7f"}
+
+
+def _as_html(verdict: Verdict) -> str:
+    """A small card that needs nothing else; its text takes the page's own colours, light or dark."""
+    cell = "padding:2px 10px 2px 0;text-align:left;border:0"
+    rows = "".join(
+        f'<tr title="{html.escape(MEASURES.get(one.measure, ""))}">'
+        f'<td style="{cell}">{html.escape(one.measure.replace("_", " "))}</td>'
+        f'<td style="{cell}">{one.value:.2g}</td><td style="{cell}">{_scale_svg(one)}</td>'
+        f'<td style="{cell};color:{COLOURS.get(one.says, "inherit")}">{html.escape(one.says)}</td></tr>'
+        for one in verdict.evidence
+    )
+    gap = ""
+    if verdict.gap is not None and verdict.gap_range is not None:
+        low, high = verdict.gap_range
+        gap = f"<div>Estimated gap to the linearised twin: {verdict.gap:.2g} (typically {low:.2g} to {high:.2g})</div>"
+    notes = [*verdict.reasons, verdict.when_text(), verdict.groups_text(), f"Thresholds: {verdict.source}"]
+    said = "".join(f"<div>{html.escape(note)}</div>" for note in notes if note)
+    return (
+        '<div style="font:13px/1.5 system-ui,sans-serif;color:inherit;border:1px solid rgba(127,127,127,.4);'
+        'border-radius:8px;padding:10px 14px;max-width:46em">'
+        f'<div style="font-size:16px;font-weight:600;color:{COLOURS[verdict.label]}">{verdict.label}</div>'
+        f"<div>{MEANINGS[verdict.label]}</div>{gap}"
+        f'<table style="border-collapse:collapse;margin:6px 0;color:inherit;font:inherit">{rows}</table>'
+        f'<div style="opacity:.75">{said}</div></div>'
+    )
+
+
+def _scale_svg(one: Evidence) -> str:
+    """The value on a logarithmic line between the two thresholds."""
+    low, high = math.log(one.lazy_below), math.log(one.rich_above)
+
+    def place(value: float) -> float:
+        along = (math.log(max(value, 1e-12)) - low) / (high - low)
+        return 50 + 50 * min(max(along, -0.9), 1.9)
+
+    ends = one.interval or (one.value, one.value)
+    left, right = place(ends[0]), place(ends[1])
+    return (
+        '<svg width="150" height="12" role="img" aria-hidden="true">'
+        f'<rect x="0" y="4" width="50" height="4" fill="{COLOURS["lazy"]}" opacity=".5"/>'
+        f'<rect x="50" y="4" width="50" height="4" fill="{COLOURS["mixed"]}" opacity=".5"/>'
+        f'<rect x="100" y="4" width="50" height="4" fill="{COLOURS["rich"]}" opacity=".5"/>'
+        f'<rect x="{left:.1f}" y="5" width="{max(right - left, 0.5):.1f}" height="2" fill="currentColor"/>'
+        f'<circle cx="{place(one.value):.1f}" cy="6" r="4" fill="currentColor"/></svg>'
+    )

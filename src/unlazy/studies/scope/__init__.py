@@ -1,0 +1,1 @@
+"""Studies behind the scope: where its words come from."""

@@ -1,0 +1,460 @@
+"""What a scope measures: every quantity against its own definition, computed another way; what a model lacks is left out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cases
+import scope_nets
+from unlazy import (
+    InputError,
+    feature_ansatz,
+    layer_kernels,
+    linearise,
+    overlap_kernel,
+    path_count,
+    record,
+    tangent_kernel,
+)
+from unlazy.kernels.compare import centered_alignment, effective_rank, kernel_distance, relative_change
+from unlazy.runtime import stream
+from unlazy.scope import measures, tangent
+from unlazy.scope.layers import LayerTangents, agop_correlation
+from unlazy.scope.measures import Instruments
+from unlazy.scope.probe import Probe, as_probe, chosen_output, logits_of, with_columns
+from unlazy.scope.sketch import sketched_kernel
+from unlazy.scope.untouched import untouched
+
+
+def looked_at(net: nn.Module, x: object, y: Tensor, **options: object) -> Instruments:
+    with untouched(net):
+        probe = as_probe((x, y), **options)  # type: ignore[arg-type]
+        seen = chosen_output(net, probe, None)
+        with torch.no_grad():
+            out = logits_of(scope_nets.called(net, x))
+        return Instruments(seen, with_columns(probe, out.reshape(len(probe), -1)))
+
+
+def moved(net: nn.Module, size: float = 0.05) -> None:
+    """Somewhere else in parameter space."""
+    random = stream(7, "move")
+    with torch.no_grad():
+        for p in net.parameters():
+            p += size * torch.randn(p.shape, generator=random, dtype=torch.float64).to(p)
+
+
+@pytest.fixture
+def mlp() -> tuple[nn.Module, Tensor, Tensor]:
+    return scope_nets.build("mlp")
+
+
+# --- numbers against their definitions -----------------------------------------------------------------------
+
+
+def test_kernels_and_their_comparisons(mlp) -> None:
+    net, x, y = mlp
+    net.eval()
+    instruments = looked_at(net, x, y)
+    first = instruments.begin()
+    before, overlap = tangent_kernel(net, x), overlap_kernel(net, x)
+    moved(net)
+    now = instruments.measure(9)
+    after = tangent_kernel(net, x)
+    one_hot = F.one_hot(y).double()
+    assert torch.allclose(first["tangent"], before)
+    assert torch.allclose(now["tangent"], after)
+    for name, value in {
+        "tangent_distance": kernel_distance(after, before),
+        "tangent_change": relative_change(after, before),
+        "tangent_alignment": centered_alignment(after, one_hot),
+        "tangent_rank": effective_rank(after),
+        "tangent_velocity": kernel_distance(after, before) / math.log(10),
+        "overlap_distance": kernel_distance(overlap_kernel(net, x), overlap),
+        "overlap_alignment": centered_alignment(overlap_kernel(net, x), one_hot),
+        "tangent_mass_1": after.diagonal()[y == 1].sum() / after.trace(),
+        "alignment_1": centered_alignment(after, (y == 1).double()[:, None]),
+    }.items():
+        assert float(now[name]) == pytest.approx(float(value), rel=1e-9), name
+    for name, kernel in layer_kernels(net, x).items():
+        assert float(now[f"alignment@{name}"]) == pytest.approx(float(centered_alignment(kernel, one_hot)), rel=1e-9)
+    assert float(first["tangent_distance"]) == pytest.approx(0, abs=1e-12)
+
+
+def test_losses_paths_gates_and_motion(mlp) -> None:
+    net, x, y = mlp
+    net.eval()
+    instruments = looked_at(net, x, y)
+    instruments.begin()
+    gates = torch.cat([g.open.flatten(1) for g in record(net, x)], 1)
+    theta = nn.utils.parameters_to_vector(net.parameters()).detach()
+    moved(net)
+    now = instruments.measure(3)
+    with torch.no_grad():
+        out = net(x)
+    assert torch.equal(now["output"], out)
+    assert float(now["loss"]) == pytest.approx(float(F.cross_entropy(out, y)), rel=1e-12)
+    assert float(now["loss_2"]) == pytest.approx(float(F.cross_entropy(out[y == 2], y[y == 2])), rel=1e-12)
+    assert float(now["accuracy"]) == float((out.argmax(1) == y).double().mean())
+    logs = path_count(net, x).log1p()
+    assert torch.allclose(now["log_paths"], logs)
+    assert float(now["paths_0"]) == pytest.approx(float(logs[y == 0].mean()))
+    flipped = gates != torch.cat([g.open.flatten(1) for g in record(net, x)], 1)
+    assert 0 < float(flipped.double().mean()) == pytest.approx(float(now["gate_flips"]))
+    later = nn.utils.parameters_to_vector(net.parameters()).detach()
+    assert float(now["parameter_motion"]) == pytest.approx(float((later - theta).norm() / theta.norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", scope_nets.NAMES)
+def test_linearisation_is_the_linearised_network(name: str) -> None:
+    """f_lin at theta equals the tangent model moved to theta, for forward mode and for double backward."""
+    net, x, y = scope_nets.build(name)
+    net.eval()
+    instruments = looked_at(net, x, y)
+    instruments.begin()
+    assert "linear" not in instruments.left_out, instruments.left_out
+    line = linearise(instruments.model)
+    moved(net, 0.01)
+    with untouched(net):
+        now = instruments.measure(1)
+    own = dict(instruments.model.named_parameters())
+    delta = torch.cat(
+        [(own[n] - p).detach().reshape(-1) for n, p in line.tangents.split(line.tangents.vector()).items()]
+    )
+    with torch.no_grad():
+        line.displacement.copy_(delta)
+        expected = scope_nets.called(line, x).reshape(len(y), -1)
+        out, start = (logits_of(scope_nets.called(m, x)).reshape(len(y), -1) for m in (net, line.tangents.base))
+    assert torch.allclose(now["linear"], expected, atol=1e-9)
+    error = (out - expected).norm() / (out - start).norm()
+    assert 1e-5 < float(now["linearisation_error"]) == pytest.approx(float(error), rel=1e-6)
+
+
+def test_a_linear_model_stays_on_its_tangent() -> None:
+    net = nn.Linear(3, 2).double()
+    instruments = looked_at(net, torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 2)
+    instruments.begin()
+    moved(net)
+    now = instruments.measure(1)
+    assert float(now["linearisation_error"]) < 1e-12
+    assert float(now["tangent_distance"]) < 1e-12
+
+
+@pytest.mark.parametrize("name", scope_nets.NAMES)
+def test_layers_add_up_and_match_the_general_path(name: str) -> None:
+    """Stand-ins for attention, batched gradients for the rest: all agree with one backward pass per sample."""
+    net, x, y = scope_nets.build(name)
+    net.eval()
+    instruments = looked_at(net, x, y)
+    with untouched(net):
+        kernel = LayerTangents(instruments.model, instruments.probe.x, list(instruments.trained))
+        tangents = kernel.by_layer(instruments.probe.x, instruments.names)
+        expected = tangent_kernel(instruments.model, instruments.probe.x, method="loop")
+        parts = {
+            name: tangent_kernel(instruments.model, instruments.probe.x, parameters=names, method="loop")
+            for name, names in own_parameters(instruments).items()
+        }
+    assert torch.allclose(tangents.kernel, expected, rtol=1e-8, atol=1e-10 * float(expected.max()))
+    assert tangents.parts.keys() == parts.keys()
+    for layer, part in parts.items():
+        assert torch.allclose(tangents.parts[layer], part, rtol=1e-7, atol=1e-10 * float(expected.max())), layer
+
+
+def own_parameters(instruments: Instruments) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    prefix = "model." if type(instruments.model).__name__ == "Chosen" else ""
+    for name in instruments.trained:
+        found.setdefault(name.removeprefix(prefix).rpartition(".")[0], []).append(name)
+    return found
+
+
+def test_attention_needs_no_backward_pass_per_sample() -> None:
+    net, x, _ = scope_nets.build("transformer")
+    with untouched(net):
+        kernel = LayerTangents(net, x, [name for name, _ in net.named_parameters()])
+    assert [tuple(p.shape) for p in kernel._rest()] == []
+    assert len(kernel._stand_ins) == 4  # two layers, projections in and out
+
+
+def test_agop_correlation_is_that_of_the_feature_ansatz(mlp) -> None:
+    net, x, y = mlp
+    net.eval()
+    few = x[: measures_samples()]
+    found = feature_ansatz(net, few)
+    with untouched(net):
+        kernel = LayerTangents(net, few, [name for name, _ in net.named_parameters()])
+        names = {module: name for name, module in net.named_modules()}
+        moments = kernel.by_layer(few, names).moments
+    modules = dict(net.named_modules())
+    for name, ansatz in found.items():
+        assert agop_correlation(modules[name], moments[name]) == pytest.approx(ansatz.correlation, abs=1e-9)
+    hidden = [ansatz.correlation for name, ansatz in found.items() if name != "6"]
+    instruments = looked_at(net, few, y[: len(few)])
+    assert float(instruments.begin()["agop_correlation"]) == pytest.approx(np.mean(hidden), abs=1e-9)
+
+
+def measures_samples() -> int:
+    from unlazy.scope.layers import AGOP_SAMPLES
+
+    return AGOP_SAMPLES
+
+
+def test_sketched_kernels_are_unbiased_and_know_their_error(mlp) -> None:
+    net, x, y = mlp
+    net.eval()
+    instruments = looked_at(net, x, y)
+    instruments.begin()
+    at, exact = {n: p.detach() for n, p in net.named_parameters()}, tangent_kernel(net, x)
+    assert instruments._push is not None
+    found = [sketched_kernel(net, at, {}, x, instruments._push, seed, 32) for seed in range(40)]
+    misses = [float((one.kernel - exact).norm() / exact.norm()) for one in found]
+    mean = torch.stack([one.kernel for one in found]).mean(0)
+    assert float((mean - exact).norm() / exact.norm()) < 2 * np.mean(misses) / math.sqrt(len(found)) * 1.5
+    assert np.mean([one.error for one in found]) == pytest.approx(np.mean(misses), rel=0.3)
+
+
+def test_a_model_too_slow_for_the_exact_kernel_is_estimated(mlp, monkeypatch) -> None:
+    net, x, y = mlp
+    monkeypatch.setattr(tangent, "EXACT_SECONDS", 0.0)
+    instruments = looked_at(net.eval(), x, y)
+    first = instruments.begin()
+    assert 0 < float(first["tangent_error"]) < 0.5
+    assert any("estimated from 64 random directions" in note for note in instruments.notes)
+    assert float(instruments.measure(1)["tangent_distance"]) == pytest.approx(0, abs=1e-12)  # the same directions again
+
+
+def test_slow_looks_take_a_balanced_part_of_the_samples(mlp, monkeypatch) -> None:
+    net, x, y = mlp
+    monkeypatch.setattr(measures, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(measures, "LEAST_ROWS", 9)
+    instruments = looked_at(net.eval(), x, y)
+    first = instruments.begin()
+    rows = instruments.rows["tangent"]
+    assert rows is not None
+    assert len(rows) == 9
+    assert y[rows].bincount().tolist() == [3, 3, 3]
+    assert torch.allclose(first["tangent"], tangent_kernel(net, x[rows]))
+    assert torch.allclose(first["overlap"], overlap_kernel(net, x[rows]))
+    assert first["linear"].shape == first["output"].shape
+    assert int(first["linear"].isfinite().all(1).sum()) == 9
+    assert len(first["output"]) == len(x)
+
+
+def test_more_paths_than_float64_holds_are_compared_all_the_same(mlp, monkeypatch) -> None:
+    net, x, y = mlp
+
+    def overflows(model: nn.Module, x: Tensor, *, log: bool = False, **options: object) -> Tensor:
+        if not log:
+            raise InputError("too many")
+        return overlap_kernel(model, x, log=True) + 1000
+
+    instruments = looked_at(net.eval(), x, y)
+    exact = instruments.begin()
+    monkeypatch.setattr(measures, "overlap_kernel", overflows)
+    moved(net, 0.0)
+    assert float(instruments.measure(1)["overlap_distance"]) == pytest.approx(0, abs=1e-9)
+    assert float(instruments.measure(2)["overlap_rank"]) == pytest.approx(float(exact["overlap_rank"]), rel=1e-9)
+
+
+# --- what a model offers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", scope_nets.NAMES)
+def test_every_kind_of_model_is_seen(name: str) -> None:
+    net, x, y = scope_nets.build(name)
+    instruments = looked_at(net, x, y)
+    with untouched(net):
+        instruments.begin()
+        moved(net, 0.01)
+        now = instruments.measure(5)
+    scalars = {key for key, value in now.items() if value.ndim == 0}
+    assert {"loss", "accuracy", "parameter_motion", "tangent_distance", "linearisation_error", "loss_1"} <= scalars
+    assert all(bool(value.isfinite().all()) for value in now.values())
+    gates, paths, neurons = scope_nets.OFFERS[name]
+    for offered, quantity in (
+        (gates, "gate_flips"),
+        (paths, "paths"),
+        (paths, "overlap_distance"),
+        (neurons, "neurons"),
+    ):
+        assert (quantity in now) == offered, quantity
+    reasons = {"gates": gates, "paths": paths, "overlap": paths, "neurons": neurons}
+    for look, offered in reasons.items():
+        assert (look in instruments.left_out) != offered
+        assert offered or len(instruments.left_out[look]) > 10
+
+
+@pytest.mark.parametrize("name", cases.SPECS)
+def test_gated_networks_are_seen(name: str) -> None:
+    net, x = cases.net(name), cases.points(name, 12)
+    y = (
+        torch.arange(12) % 2
+        if net.settings.outputs == 2
+        else torch.randn(12, generator=stream(1, "y"), dtype=torch.float64)
+    )
+    instruments = looked_at(net, x, y)
+    with untouched(net):
+        first = instruments.begin()
+        moved(net, 0.01)
+        now = instruments.measure(5)
+    assert "tangent" in first
+    if net.settings.gating == "linear":
+        assert {"normals", "offsets"} <= now.keys()
+    if name == "dlgn-hard":
+        assert "hard gates have no derivative" in instruments.left_out["linear"]
+        assert any("over the value parameters" in note for note in instruments.notes)
+        value = tangent_kernel(net.hard(), x, parameters="value")
+        assert torch.allclose(now["tangent"], value, atol=1e-10)
+
+
+def test_neurons_are_unit_directions_of_the_first_layer(mlp) -> None:
+    net, x, y = mlp
+    first = looked_at(net.eval(), x, y).begin()
+    weight = net[0].weight.detach()
+    assert torch.allclose(first["neurons"] * first["neuron_norms"][:, None], weight)
+    assert torch.allclose(first["neurons"].norm(dim=1), torch.ones(len(weight), dtype=torch.float64))
+
+
+def test_outputs_that_are_not_finite_are_recorded_and_nothing_else_is_tried(mlp) -> None:
+    net, x, y = mlp
+    instruments = looked_at(net.eval(), x, y)
+    instruments.begin()
+    with torch.no_grad():
+        net[0].weight[0, 0] = float("nan")
+    now = instruments.measure(4)
+    assert math.isnan(float(now["loss"]))
+    assert "tangent" not in now
+    assert instruments.left_out == {}  # they come back when the numbers do
+
+
+def test_a_look_that_fails_later_falls_out_alone(mlp, monkeypatch) -> None:
+    net, x, y = mlp
+    instruments = looked_at(net.eval(), x, y)
+    instruments.begin()
+    monkeypatch.setattr(measures, "path_count", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no room\nat all")))
+    now = instruments.measure(4)
+    assert "paths" not in now
+    assert "tangent_distance" in now
+    assert instruments.fallen == {"paths": "no room"}
+    assert "paths" not in instruments.looks
+
+
+# --- targets, groups, outputs --------------------------------------------------------------------------------
+
+
+def test_one_class_leaves_alignment_out(mlp) -> None:
+    net, x, _ = mlp
+    instruments = looked_at(net.eval(), x, torch.zeros(len(x), dtype=torch.long))
+    first = instruments.begin()
+    assert not any("alignment" in name for name in first)
+    assert "same" in instruments.left_out["alignment"]
+    assert "tangent_distance" in first
+
+
+def test_targets_of_every_kind() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 3)
+    labels = torch.arange(8) % 2
+    one, two = nn.Linear(3, 1), nn.Linear(3, 2)
+    out1, out2 = one(x).detach(), two(x).detach()
+    for net, y, loss, accuracy in [
+        (two, labels, F.cross_entropy(out2, labels), (out2.argmax(1) == labels)),
+        (two, labels.int(), F.cross_entropy(out2, labels), (out2.argmax(1) == labels)),
+        (two, F.one_hot(labels).float(), (out2 - F.one_hot(labels)).square().mean(), out2.argmax(1) == labels),
+        (one, labels, F.binary_cross_entropy_with_logits(out1[:, 0], labels.float()), (out1[:, 0] > 0) == labels),
+        (one, labels.float(), (out1[:, 0] - labels).square().mean(), None),
+        (one, x[:, :1], (out1 - x[:, :1]).square().mean(), None),
+    ]:
+        first = looked_at(net, x, y).begin()
+        assert float(first["loss"]) == pytest.approx(float(loss), rel=1e-5)
+        assert ("accuracy" in first) == (accuracy is not None)
+        if accuracy is not None:
+            assert float(first["accuracy"]) == float(accuracy.double().mean())
+
+
+def test_a_loss_of_ones_own(mlp) -> None:
+    net, x, y = mlp
+    instruments = looked_at(net.eval(), x, y, loss=lambda out, y: out[:, 0].square() + y)
+    first = instruments.begin()
+    with torch.no_grad():
+        out = net(x)
+    assert float(first["loss"]) == pytest.approx(float((out[:, 0].square() + y).mean()))
+    assert float(first["loss_2"]) == pytest.approx(float((out[:, 0].square() + y)[y == 2].mean()))
+
+
+def test_groups_by_mask_and_by_number(mlp) -> None:
+    net, x, y = mlp
+    instruments = looked_at(net.eval(), x, y, groups={"odd": y % 2 == 1, "first": [0, 1, 2]})
+    first = instruments.begin()
+    assert {"loss_odd", "loss_first", "tangent_mass_first"} <= first.keys()
+    assert "loss_0" not in first
+    whole = tangent_kernel(net, x).diagonal()
+    assert float(first["tangent_mass_first"]) == pytest.approx(float(whole[:3].sum() / whole.sum()))
+
+
+@pytest.mark.parametrize(
+    ("probe", "says"),
+    [
+        (lambda x, y: (x, y[:-1]), "30 samples but targets of shape"),
+        (lambda x, y: (x, y + 1), "must be 0 to 2"),
+        (lambda x, y: (x, torch.randn(len(x), 2)), "3 outputs a sample, the targets have 2"),
+        (lambda x, y: (x, torch.stack([y, y], 1)), r"class numbers must be \[n\]"),
+        (lambda x, y: (x * float("nan"), y), "NaN"),
+        (lambda x, y: (x[:1], y[:1]), "at least 2 samples"),
+        (lambda x, y: ((x, x[:3]), y), "equal first axis"),
+        (lambda x, y: (x[:0], y[:0]), "no samples"),
+    ],
+)
+def test_probes_that_do_not_fit_are_refused_with_the_reason(mlp, probe, says: str) -> None:
+    net, x, y = mlp
+    with pytest.raises(InputError, match=says):
+        looked_at(net, *probe(x, y))
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [({"a": [99]}, "between 0 and 29"), ({"a": [True] * 3}, r"\[30\]"), ({"a": [False] * 30}, "no sample")],
+)
+def test_groups_that_do_not_fit_are_refused(mlp, groups: dict[str, object], says: str) -> None:
+    net, x, y = mlp
+    with pytest.raises(InputError, match=says):
+        looked_at(net, x, y, groups=groups)
+
+
+def test_the_tensor_that_counts_is_found_or_asked_for() -> None:
+    wanted, other = torch.zeros(2, 3), torch.ones(2, 3)
+
+    class Output:
+        logits = wanted
+
+    assert logits_of({"z": other, "logits": wanted}) is wanted
+    assert logits_of(Output()) is wanted
+    assert logits_of((wanted, None)) is wanted
+    assert logits_of({"scores": wanted, "n": 3}) is wanted
+    with pytest.raises(InputError, match="say which tensor counts"):
+        logits_of((wanted, other))
+    with pytest.raises(InputError, match="dict"):
+        logits_of({"a": wanted, "b": other})
+
+
+def test_an_answer_at_every_position_needs_a_choice() -> None:
+    net, x, y = nn.Linear(3, 4), torch.randn(6, 5, 3), torch.arange(6) % 4
+    probe = as_probe((x, y))
+    with pytest.raises(InputError, match="output=lambda out"):
+        chosen_output(net, probe, None)
+    assert chosen_output(net, probe, lambda out: out[:, -1])(x).shape == (6, 4)
+
+
+def test_the_first_samples_of_the_order_are_balanced() -> None:
+    labels = torch.tensor([0] * 50 + [1] * 5 + [2] * 45)
+    probe = Probe(torch.zeros(100, 1), labels, labels=labels)
+    order = probe.order(3)
+    assert sorted(order.tolist()) == list(range(100))
+    assert labels[order[:15]].bincount().tolist() == [5, 5, 5]
+    assert torch.equal(order, probe.order(3))
+    assert not torch.equal(order, probe.order(4))
