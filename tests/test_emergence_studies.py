@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,24 @@ from unlazy.claims.catalogue import CATALOGUE
 from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import TruncatedNet, mirrored_start
 from unlazy.runtime import InputError, stream
-from unlazy.studies.emergence import clusters, lemmas, weights
-from unlazy.studies.emergence.common import Job, accuracy, run_jobs
+from unlazy.studies.emergence import clusters, common, lemmas, teacher_student, weights
+from unlazy.studies.emergence.common import Job, accuracy, code_behind, left_out, run_jobs
 from unlazy.studies.emergence.fixed_features import measure, methods, study
-from unlazy.studies.registry import settings_of
+from unlazy.studies.registry import find_studies, settings_of
 
-STUDIES = {"lemmas": lemmas, "weights": weights, "fixed-features": study, "clusters": clusters}
+STUDIES = {
+    "lemmas": lemmas,
+    "weights": weights,
+    "fixed-features": study,
+    "clusters": clusters,
+    "teacher-student": teacher_student,
+}
 CLAIMS = {
     "lemmas": ["B1", "B2", "B3", "B4"],
     "weights": ["B5", "B6"],
     "fixed-features": ["B7", "B8", "B9", "B10"],
     "clusters": ["B11"],
+    "teacher-student": ["B12"],
 }
 
 
@@ -79,6 +87,50 @@ def test_kept_measurements_are_not_made_again(smoke, monkeypatch: pytest.MonkeyP
     assert other.path != job.path
     with pytest.raises(InputError, match="seeds must be at least 1"):
         settings_of(lemmas.SCALES, "smoke", 0)
+
+
+def test_other_code_measures_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The key follows the modules a measurement computes with, near and far, and not those that judge or draw."""
+    module = lemmas.__name__
+    package = Path(common.runtime.__file__).parent
+    copied = shutil.copytree(package, tmp_path / "unlazy", ignore=shutil.ignore_patterns("*.pyc", "static"))
+
+    def key() -> str:
+        code_behind.cache_clear()
+        return code_behind(module)
+
+    before = key()
+    monkeypatch.setattr(common.runtime, "__file__", str(copied / "runtime.py"))
+    assert key() == before  # the same text elsewhere
+    for name, counts in (
+        ("studies/emergence/lemmas.py", True),
+        ("models/truncated.py", True),
+        ("theory/emergence.py", True),
+        ("plots.py", False),
+        ("claims/verdict.py", False),
+        ("kernels/overlap.py", False),
+    ):
+        path = copied / name
+        text = path.read_text()
+        path.write_text(text + "\n# another line\n")
+        assert (key() != before) == counts, name
+        path.write_text(text)
+    code_behind.cache_clear()
+
+
+def test_absent_images_are_left_out_with_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UNLAZY_DATA", str(tmp_path))
+    told: list[str] = []
+    found = left_out(["digits", "mnist", "cifar-10"], lambda what, done, total: told.append(what))
+    assert set(found) == {"mnist", "cifar-10"}
+    assert told == [f"leaving out {name}: its files are missing in the data folder" for name in ("mnist", "cifar-10")]
+    for module in (clusters, teacher_student):
+        with pytest.raises(InputError, match="none of the image sets is here"):
+            module.reproduce("desk", runs=tmp_path, results=tmp_path, progress=lambda *event: None)
+
+
+def test_every_emergence_study_is_listed() -> None:
+    assert {entry.name for entry in find_studies("emergence")} == {*STUDIES, "zoo"}
 
 
 def test_the_paper_scale_has_the_papers_size() -> None:
@@ -228,15 +280,83 @@ def test_gathering_sees_two_clusters_and_no_clusters() -> None:
     assert clusters.gathering(normal(40, 30, key="noise"))[0] == 0
 
 
-def test_two_digits_are_normalised_and_shared_between_splits() -> None:
+def test_two_classes_are_normalised_and_shared_between_splits() -> None:
     settings = clusters.SCALES["smoke"]
-    x, y = clusters.two_digits(settings, "train", settings.samples)
+    x, y = clusters.two_classes(settings, "digits", "train", settings.samples)
     assert x.square().sum(1).mean().item() == pytest.approx(1)
     assert x.mean(0).abs().max() < 1e-12
     assert set(y.tolist()) == {-1, 1}
-    test_x, _ = clusters.two_digits(settings, "test", 50)
+    test_x, _ = clusters.two_classes(settings, "digits", "test", 50)
     assert test_x.shape == (50, 64)
     assert test_x.mean(0).abs().max() > 1e-3  # centred on the training rows
+
+
+def test_descent_in_function_space_is_descent_on_features() -> None:
+    """With K = F F^T the coefficients are the pulls so far: one batch after another, against weights moved by hand."""
+    features, y = normal(30, 5), torch.sign(normal(30, key="y"))
+    kernel = features @ features.T
+    direction = torch.ones(30, dtype=torch.float64)
+    for _ in range(20):  # the method's own estimate of the largest eigenvalue
+        direction = kernel @ (direction / direction.norm()) / 30
+    rate = 1 / float(direction.norm())
+    assert rate == pytest.approx(30 / float(torch.linalg.eigvalsh(kernel)[-1]), rel=0.2)
+    order = [torch.arange(10), torch.arange(10, 20), torch.tensor([3, 3, 25])]
+    seen: list[torch.Tensor] = []
+    methods.descend_in_function_space(
+        kernel, y, lambda step: order[step - 1], 3, lambda _, coefficients: seen.append(kernel @ coefficients)
+    )
+    weight = torch.zeros(5, dtype=torch.float64)
+    assert torch.count_nonzero(seen[0]) == 0
+    for number, rows in enumerate(order):
+        pulled = [row for row in rows.tolist() if y[row] * (features[row] @ weight) < 1]
+        for row in pulled:
+            weight = weight + rate * (1 - number / 3) / len(rows) * y[row] * features[row]
+        assert torch.allclose(seen[number + 1], features @ weight, atol=1e-10)
+
+
+def test_infinite_kernel_is_that_of_many_neurons() -> None:
+    patterns = Patterns(inputs=16, patterns=16, relevant=3)
+    phi, other = patterns.draw(9).phi, patterns.draw(6, "test").phi
+    found = methods.infinite_kernel(patterns, phi, other, at_once=4)
+    net = mirrored_start(16, 50_000, relevant=3, gamma=0.25, deviation=patterns.deviation)
+    wide = methods.linearised_kernel(net, phi, other) / net.units
+    assert found.shape == (9, 6)
+    assert float((found - wide).norm() / wide.norm()) < 0.03
+
+
+def test_gradient_product_is_that_of_automatic_gradients() -> None:
+    net = TruncatedNet(normal(6, 4), normal(6, key="b"), normal(6, key="a"))
+    phi = normal(10, 4, key="phi")
+    total = torch.zeros(4, 4, dtype=torch.float64)
+    for point in phi:
+        leaf = point.clone().requires_grad_()
+        output = (torch.clamp(leaf @ net.w.T + net.b, 0, 1) * net.a).sum()
+        (gradient,) = torch.autograd.grad(output, leaf)
+        total += torch.outer(gradient, gradient)
+    assert torch.allclose(measure.gradient_product(net, phi), total / 10, atol=1e-12)
+
+
+def test_students_and_controls_learn_what_they_are_given() -> None:
+    """Noise has the images' deviation; the network alone sees as many updates; agreement is with the teacher."""
+    settings = teacher_student.SCALES["smoke"]
+    x, _ = teacher_student.pictures("digits", "train")
+    noise = teacher_student.injected("noise", x, 500, 0, "train")
+    assert noise.shape == (500, *x.shape[1:])
+    assert noise.std().item() == pytest.approx(x.std().item(), rel=0.05)
+    assert not torch.equal(noise, teacher_student.injected("noise", x, 500, 0, "test"))
+    first, second = (teacher_student.network(settings, x, 10, 0, who) for who in ("teacher", "student"))
+    again = teacher_student.network(settings, x, 10, 0, "teacher")
+    states = [torch.cat([value.flatten() for value in net.state_dict().values()]) for net in (first, second, again)]
+    assert torch.equal(states[0], states[2])
+    assert not torch.equal(states[0], states[1])
+    labels = teacher_student.answers(first, x[:50])
+    curves = teacher_student.learn(again, x[:50], labels, settings, 0, {"own": (x[:50], labels)})
+    assert len(curves["own"]) == settings.epochs
+    values = teacher_student.lesson(settings, "digits", "noise", 0)
+    assert values["whole"] == pytest.approx((values["images"] + values["injected"]) / 2)
+    guess = values["most_common"]["injected"]
+    assert values["skills"]["injected"] == pytest.approx((values["injected"] - guess) / (1 - guess))
+    assert {len(curve) for curve in values["curves"].values()} == {settings.epochs}
 
 
 # --- falsified tables ------------------------------------------------------------------------------
@@ -292,6 +412,8 @@ def test_fixed_feature_claims_flip(smoke) -> None:
     table["fixed_structured"] = repeated(table["fixed_structured"], fixed)
     table["network_unstructured"] = repeated(table["network_unstructured"], {"accuracy": 0.503})
     table["fixed_unstructured"] = repeated(table["fixed_unstructured"], dict.fromkeys(fixed, 0.5))
+    table["infinite_structured"] = repeated(table["infinite_structured"], {"infinite": 0.8})
+    table["infinite_unstructured"] = repeated(table["infinite_unstructured"], {"infinite": 0.5})
     certified = {"bound": 0.415, "certified_neurons": 0.45, "certified_cosines": 0.46}
     table["ball"] = repeated(table["ball"], certified)
     assert verdicts(study, table) == dict.fromkeys(CLAIMS["fixed-features"], "holds")
@@ -302,6 +424,8 @@ def test_fixed_feature_claims_flip(smoke) -> None:
     assert changed("network_structured", {"accuracy": 0.98})["B7"] == "fails"
     assert changed("network_structured", {"accuracy": 0.85})["B8"] == "fails"
     assert changed("fixed_structured", {"random_50": 0.95})["B8"] == "partly"
+    assert changed("infinite_structured", {"infinite": 0.95})["B8"] == "partly"
+    assert changed("infinite_unstructured", {"infinite": 0.6})["B9"] == "partly"
     assert changed("network_unstructured", {"accuracy": 0.6})["B9"] == "partly"
     assert changed("fixed_unstructured", dict.fromkeys(fixed, 0.55))["B9"] == "partly"
     assert changed("ball", {"certified_neurons": 0.40})["B10"] == "partly"
@@ -313,13 +437,42 @@ def test_fixed_feature_claims_flip(smoke) -> None:
 
 def test_cluster_claim_flips(smoke) -> None:
     table = copy.deepcopy(smoke[1]["clusters"]) | {"scale": "desk"}
-    for start in clusters.STARTS:
-        table[f"{start}_true"] = repeated(table[f"{start}_true"], {"gathered_4": 0.98, "smaller_4": 0.4})
-    assert verdicts(clusters, table) == {"B11": "holds"}
-    one = table | {"default_true": repeated(table["default_true"], {"gathered_4": 0.1})}
-    assert verdicts(clusters, one) == {"B11": "partly"}
-    rows = {
-        f"{start}_true": repeated(table["small_true"], {"gathered_4": 0.1, "smaller_4": 0.0})
-        for start in clusters.STARTS
-    }
-    assert verdicts(clusters, table | rows) == {"B11": "fails"}
+    rows = table["images"]["digits"]
+
+    def judged(**changes: dict[str, float]) -> dict[str, str]:
+        changed = {name: repeated(rows[name], changes.get(name, {})) for name in rows}
+        return verdicts(clusters, table | {"images": {"digits": changed}})
+
+    good, bad = {"gathered_4": 0.98, "smaller_4": 0.4}, {"gathered_4": 0.1, "smaller_4": 0.0}
+    assert judged(small_true=good, default_true=good) == {"B11": "holds"}
+    assert judged(small_true=good, default_true=good | {"gathered_4": 0.1}) == {"B11": "partly"}
+    assert judged(small_true=bad, default_true=bad) == {"B11": "fails"}
+    assert judged(small_true=good, default_true=good, small_shuffled=bad) == {"B11": "holds"}  # a control
+
+
+def test_other_image_sets_do_not_judge(smoke) -> None:
+    """The claim is about the first image set; a second one stands beside it as controls."""
+    table = copy.deepcopy(smoke[1]["clusters"]) | {"scale": "desk"}
+    good = {"gathered_4": 0.98, "smaller_4": 0.4}
+    rows = {name: repeated(values, good) for name, values in table["images"]["digits"].items()}
+    bad = {name: repeated(values, {"gathered_4": 0.0, "smaller_4": 0.0}) for name, values in rows.items()}
+    both = table | {"images": {"digits": rows, "others": bad}}
+    (row,) = clusters.claims(both)
+    assert row["verdict"] == "holds"
+    assert any(control["name"].startswith("others") for control in row["controls"])
+
+
+def test_teacher_claim_flips(smoke) -> None:
+    table = copy.deepcopy(smoke[1]["teacher-student"]) | {"scale": "desk"}
+    rows = table["lessons"]["digits/noise"]
+
+    def judged(**changes: float) -> dict[str, str]:
+        return verdicts(teacher_student, table | {"lessons": {"digits/noise": repeated(rows, changes)}})
+
+    good = {"images": 0.9, "injected": 0.5, "whole": 0.7, "direct": 0.88}
+    assert judged(**good) == {"B12": "holds"}
+    assert judged(**(good | {"injected": 0.95})) == {"B12": "partly"}
+    assert judged(**(good | {"direct": 0.6})) == {"B12": "partly"}
+    assert judged(**(good | {"injected": 0.95, "direct": 0.6})) == {"B12": "fails"}
+    natural = table | {"lessons": {"digits/others": repeated(rows, good | {"injected": 0.95})}}
+    assert verdicts(teacher_student, natural) == {"B12": "not run yet"}  # only noise judges

@@ -1,4 +1,7 @@
-"""Do the weights of a small network on two digits gather into two directions within the first steps? (Figure 3; claim B11)"""
+"""Do the weights of a small network on two classes of images gather into two directions within the first steps?
+
+Digits 0 and 1 of MNIST (Figure 3; claim B11), and beside them the first two classes of CIFAR-10.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from unlazy import plots
 from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.images import load_images
 from unlazy.models.truncated import Phase, TruncatedNet, train
-from unlazy.runtime import stream
-from unlazy.studies.emergence.common import Job, Progress, Size, Values, accuracy, column, run_jobs
+from unlazy.runtime import require, stream
+from unlazy.studies.emergence.common import Job, Progress, Size, Values, accuracy, column, left_out, run_jobs
 from unlazy.studies.registry import settings_of
 from unlazy.studies.results import judged_row, save, table_of
 
@@ -36,7 +39,7 @@ STARTS = {"small": 0.01, "default": 3**-0.5}
 class Settings(Size):
     """``steps`` of full-gradient descent at ``rate`` on the hinge loss; ``looks``: after which steps weights are examined."""
 
-    images: str = "mnist"
+    images: tuple[str, ...] = ("mnist", "cifar-10")
     samples: int = 1_000
     tests: int = 500
     pairs: int = 25
@@ -46,21 +49,23 @@ class Settings(Size):
 
 
 SCALES = {
-    "smoke": Settings(seeds=2, images="digits", samples=100, tests=50, pairs=5, steps=4, looks=(0, 1, 4)),
+    "smoke": Settings(seeds=2, images=("digits",), samples=100, tests=50, pairs=5, steps=4, looks=(0, 1, 4)),
     "desk": Settings(seeds=5),
     "paper": Settings(seeds=10),
 }
 
 
 @cache
-def two_digits(settings: Settings, split: str, count: int) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
-    """Images of 0 (-1) and 1 (+1), centred and divided by the total standard deviation of the training rows used."""
+def two_classes(
+    settings: Settings, name: str, split: str, count: int
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
+    """Images of classes 0 (-1) and 1 (+1), centred and divided by the total standard deviation of the training rows used."""
     rows = {"train": settings.samples, "test": count}
     parts = {}
-    for name in ("train", split):
-        images = load_images(settings.images, name)
-        images = images.take(torch.nonzero(images.labels < 2)[: rows[name], 0])
-        parts[name] = (images.flat().to(torch.float64), 2 * images.labels.to(torch.float64) - 1)
+    for part in ("train", split):
+        images = load_images(name, part)
+        images = images.take(torch.nonzero(images.labels < 2)[: rows[part], 0])
+        parts[part] = (images.flat().to(torch.float64), 2 * images.labels.to(torch.float64) - 1)
     mean = parts["train"][0].mean(0)
     total = float((parts["train"][0] - mean).square().sum(1).mean().sqrt())
     x, y = parts[split]
@@ -84,9 +89,9 @@ def gathering(w: Float[Tensor, "units d"]) -> tuple[float, float, Float[Tensor, 
     return len(close) / len(cosines), smaller, cosines
 
 
-def clusters(settings: Settings, start: str, labels: str, seed: int) -> Values:
+def clusters(settings: Settings, images: str, start: str, labels: str, seed: int) -> Values:
     """One training; ``labels="shuffled"`` is the control that has the same images and nothing to learn."""
-    x, y = two_digits(settings, "train", settings.samples)
+    x, y = two_classes(settings, images, "train", settings.samples)
     if labels == "shuffled":
         y = y[torch.randperm(len(y), generator=stream(seed, "shuffled labels"))]
     rows = (x, y, torch.full_like(y, 1 / len(y)))
@@ -96,11 +101,12 @@ def clusters(settings: Settings, start: str, labels: str, seed: int) -> Values:
         if step in settings.looks:
             gathered, smaller, cosines = gathering(net.w)
             values[f"gathered_{step}"], values[f"smaller_{step}"] = gathered, smaller
+            values[f"middle_{step}"] = float(cosines.abs().median())
             values[f"cosines_{step}"] = [round(value, 4) for value in cosines.tolist()]
 
     net = plain_start(x.shape[1], 2 * settings.pairs, STARTS[start], seed)
     net = train(net, (Phase(settings.steps, settings.rate),), lambda _: rows, watch)
-    test_x, test_y = two_digits(settings, "test", settings.tests)
+    test_x, test_y = two_classes(settings, images, "test", settings.tests)
     return values | {"accuracy": accuracy(net(test_x), test_y)}
 
 
@@ -108,49 +114,49 @@ def clusters(settings: Settings, start: str, labels: str, seed: int) -> Values:
 
 
 def claims(table: Mapping[str, Any]) -> list[Row]:
-    """B11 for both starts, from the measured table alone."""
-    last = table["settings"]["looks"][-1]
+    """B11 for both starts on the first image set, from the measured table alone; other image sets beside it."""
+    last, judged = table["settings"]["looks"][-1], table["settings"]["images"][0]
     parts, controls = [], []
-    for start in STARTS:
-        rows = table[f"{start}_true"]
-        what = f"{start} start, step {last}"
-        parts.append(Part(f"{what}: share near the axis", ">", GATHERED, "", column(rows, f"gathered_{last}")))
-        parts.append(Part(f"{what}: share on its emptier side", ">", BOTH_SIDES, "", column(rows, f"smaller_{last}")))
-        controls.append(summary(f"{start} start: share near the axis at step 0", column(rows, "gathered_0")))
-        shuffled = column(table[f"{start}_shuffled"], f"gathered_{last}")
-        controls.append(summary(f"{start} start, shuffled labels, step {last}: share near the axis", shuffled))
-        controls.append(summary(f"{start} start: test accuracy", column(rows, "accuracy")))
+    for images in table["images"]:
+        for start in STARTS:
+            rows, shuffled = (table["images"][images][f"{start}_{labels}"] for labels in ("true", "shuffled"))
+            what = f"{images}, {start} start, step {last}"
+            near, side = column(rows, f"gathered_{last}"), column(rows, f"smaller_{last}")
+            names = (f"{what}: share near the axis", f"{what}: share on its emptier side")
+            if images == judged:
+                parts.append(Part(names[0], ">", GATHERED, "", near))
+                parts.append(Part(names[1], ">", BOTH_SIDES, "", side))
+            else:
+                controls += [summary(names[0], near), summary(names[1], side)]
+            controls += [
+                summary(f"{images}, {start} start: share near the axis at step 0", column(rows, "gathered_0")),
+                summary(f"{what}, shuffled labels: share near the axis", column(shuffled, f"gathered_{last}")),
+                summary(f"{what}: median cosine with the axis, in size", column(rows, f"middle_{last}")),
+                summary(f"{images}, {start} start: test accuracy", column(rows, "accuracy")),
+            ]
     why = (
         "Full-gradient descent on the hinge loss, 50 neurons. The paper does not say how long the starting weights are, so two "
         "lengths are judged: gathering means that the gradients of the first steps outweigh the start."
     )
-    return [
-        judged_row(
-            table,
-            "B11",
-            parts,
-            why=why,
-            controls=controls,
-            figure="cosines",
-        )
-    ]
+    return [judged_row(table, "B11", parts, why=why, controls=controls, figure="cosines")]
 
 
 def cosines_figure(table: Mapping[str, Any]) -> Figure:
-    """Histograms of the cosines with the common axis, all seeds: one row a start, one column a step."""
+    """Histograms of the cosines with the common axis, all seeds: one row an image set and start, one column a step."""
     looks = table["settings"]["looks"]
     shown = [looks[0], looks[len(looks) // 2], looks[-1]]
-    figure, axes = plots.grid(len(STARTS), len(shown), (2.8, 2.0), sharex=True, sharey=True)
+    lines = [(images, start) for images in table["images"] for start in STARTS]
+    figure, axes = plots.grid(len(lines), len(shown), (2.9, 1.7), sharex=True, sharey=True)
     edges = np.linspace(-1, 1, 41).tolist()
-    for line, start in zip(axes, STARTS, strict=True):
+    for line, (images, start) in zip(axes, lines, strict=True):
         for axis, step in zip(line, shown, strict=True):
             for labels, colour in (("shuffled", "orange"), ("true", "blue")):
-                values = np.concatenate([row[f"cosines_{step}"] for row in table[f"{start}_{labels}"]])
+                rows = table["images"][images][f"{start}_{labels}"]
+                values = np.concatenate([row[f"cosines_{step}"] for row in rows])
                 share = np.full(len(values), 1 / len(values))
-                axis.hist(
-                    values, edges, weights=share, color=plots.COLOURS[colour], alpha=0.55, label=f"{labels} labels"
-                )
-            axis.set_title(f"{start} start, step {step}")
+                style = {"color": plots.COLOURS[colour], "alpha": 0.55, "label": f"{labels} labels"}
+                axis.hist(values, edges, weights=share, **style)
+            axis.set_title(f"{images}, {start} start, step {step}")
         line[0].set_ylabel("share of neurons")
     for axis in axes[-1]:
         axis.set_xlabel("cosine with the axis")
@@ -166,16 +172,25 @@ def reproduce(
 ) -> dict[str, Any]:
     """Measure what is missing under ``runs``, then write ``results/clusters/SCALE.json`` and its figure."""
     settings = settings_of(SCALES, scale, seeds)
-    names = [(start, labels) for start in STARTS for labels in ("true", "shuffled")]
+    without = left_out(settings.images, progress)
+    names = [
+        (images, start, labels)
+        for images in settings.images
+        if images not in without
+        for start in STARTS
+        for labels in ("true", "shuffled")
+    ]
+    require(bool(names), "none of the image sets is here; `unlazy data` says how to bring them in.")
     jobs = [
-        Job(clusters, settings, {"start": start, "labels": labels, "seed": seed}, runs / "clusters")
-        for start, labels in names
+        Job(clusters, settings, {"images": images, "start": start, "labels": labels, "seed": seed}, runs / "clusters")
+        for images, start, labels in names
         for seed in range(settings.seeds)
     ]
     values, made_by = run_jobs(jobs, workers, progress)
-    table = table_of("clusters", scale, settings.to_dict(), made_by)
-    for number, (start, labels) in enumerate(names):
-        table[f"{start}_{labels}"] = values[number * settings.seeds : (number + 1) * settings.seeds]
+    table = table_of("clusters", scale, settings.to_dict(), made_by) | {"left_out": without, "images": {}}
+    for number, (images, start, labels) in enumerate(names):
+        rows = values[number * settings.seeds : (number + 1) * settings.seeds]
+        table["images"].setdefault(images, {})[f"{start}_{labels}"] = rows
     table["claims"] = claims(table)
     progress("drawing", 0, 1)
     with plots.style():

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unlazy import runtime
+from unlazy.data.files import check_source, overall
 from unlazy.data.patterns import Patterns, PatternSample
+from unlazy.data.sources import SOURCES
 from unlazy.models.truncated import Phase, TruncatedNet, in_span, mirrored_start, paper_schedule, train
-from unlazy.runtime import provenance, require, short_hash
+from unlazy.runtime import data_folder, provenance, require, short_hash
 from unlazy.store import write_file
 from unlazy.studies.results import common_provenance
 from unlazy.training.sweep import sweep
@@ -44,7 +50,7 @@ class Size:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return plain_settings(self)
 
     def data(self, seed: int, structured: bool = True) -> Patterns:
         """The distribution of one seed: its own dictionary and relevant set."""
@@ -65,6 +71,21 @@ class Size:
         return paper_schedule(self.pairs, relevant=k, gamma=STRUCTURED_GAMMA, deviation=deviation, **options)
 
 
+def plain_settings(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass as plain JSON values."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+
+
+def left_out(names: Sequence[str], progress: Progress) -> dict[str, str]:
+    """Which of these image sets cannot be used here, and why; ``progress`` is told of each."""
+    found = {}
+    for name in names:
+        if name in SOURCES and (state := overall(check_source(SOURCES[name], data_folder()))) != "present":
+            found[name] = f"its files are {state} in the data folder"
+            progress(f"leaving out {name}: {found[name]}", 1, 1)
+    return found
+
+
 def first_steps(net: TruncatedNet, schedule: Sequence[Phase], sample: PatternSample) -> list[TruncatedNet]:
     """The network after 0, 1 and 2 full-gradient steps."""
     seen: list[TruncatedNet] = []
@@ -76,12 +97,22 @@ def first_steps(net: TruncatedNet, schedule: Sequence[Phase], sample: PatternSam
 # --- jobs --------------------------------------------------------------------------------------------
 
 
+@runtime_checkable
+class Plain(Protocol):
+    """Settings that can be written down."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Job:
-    """One measurement: ``measure(settings, **options)`` gives plain values; a file keeps them."""
+    """One measurement: ``measure(settings, **options)`` gives plain values; a file keeps them.
+
+    The file is named by settings, options and the code behind the measurement: other code measures again.
+    """
 
     measure: Callable[..., Values]
-    settings: Size
+    settings: Plain
     options: Mapping[str, Any]
     folder: Path
 
@@ -89,8 +120,13 @@ class Job:
     def path(self) -> Path:
         counts = ("seeds", "sets")  # more of them are more files, not other ones
         settings = {key: value for key, value in self.settings.to_dict().items() if not key.endswith(counts)}
-        name = "-".join(str(value) for value in self.options.values())
-        what = {"settings": settings, "options": dict(self.options), "measure": self.measure.__name__}
+        name = "-".join(str(value).replace(" ", "_") for value in self.options.values())
+        what = {
+            "settings": settings,
+            "options": dict(self.options),
+            "measure": self.measure.__name__,
+            "code": code_behind(self.measure.__module__),
+        }
         return self.folder / f"{self.measure.__name__}-{name}-{short_hash(what)}.json"
 
     def run(self) -> None:
@@ -101,6 +137,37 @@ class Job:
         values = self.measure(self.settings, **self.options)
         text = json.dumps({"values": values, "provenance": made_by}, allow_nan=False)
         write_file(self.path, (text + "\n").encode())
+
+
+@cache
+def code_behind(module: str) -> str:
+    """SHA-256 over a module's source and that of the modules it computes with: those it imports, and those they import.
+
+    Drawing, judging and storing do not count: they change no measured number.
+    """
+    root, seen, waiting = Path(runtime.__file__).parent, dict[str, bytes](), [module]
+    while waiting:
+        name = waiting.pop()
+        path = root.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        if name not in seen and path.is_file():
+            seen[name] = path.read_bytes()
+            waiting += _computing(seen[name])
+    digest = hashlib.sha256()
+    for name in sorted(seen):
+        digest.update(name.encode() + b"\0" + seen[name] + b"\0")
+    return digest.hexdigest()
+
+
+COMPUTING = ("data", "models", "kernels", "theory", "training", "studies.emergence")
+
+
+def _computing(source: bytes) -> Iterator[str]:
+    """The modules of this package that a module imports and that compute."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            inside = node.module.removeprefix("unlazy.")
+            if inside != node.module and inside.startswith(COMPUTING):
+                yield node.module
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, progress: Progress) -> tuple[list[Values], dict[str, Any]]:

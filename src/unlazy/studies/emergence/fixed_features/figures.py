@@ -22,7 +22,45 @@ CURVES = (
 def draw(table: Mapping[str, Any]) -> dict[str, Figure]:
     """All figures by name."""
     with plots.style():
-        return {"accuracy": accuracy_figure(table), "bound": bound_figure(table)}
+        return {"glance": glance_figure(table), "accuracy": accuracy_figure(table), "bound": bound_figure(table)}
+
+
+def glance_figure(table: Mapping[str, Any]) -> Figure:
+    """Every method at its best, one dot a seed: inputs with structure on the left, without on the right."""
+    settings = table["settings"]
+    lines = [
+        ("network", "accuracy", "network", "blue"),
+        ("machine", "machine", "recursive feature machine", "green"),
+        ("wide", "wide", f"{settings['wide']:,} random features", "orange"),
+        *(("fixed", f"random_{width}", f"{width:,} random features", "orange") for width in settings["widths"]),
+        ("fixed", "random", f"{settings['pairs']} random features", "orange"),
+        ("infinite", "infinite", "infinite-width NTK", "orange"),
+        ("fixed", "linearised", "linearised network (NTK)", "orange"),
+        ("machine", "laplace", "Laplace kernel", "orange"),
+    ]
+    figure, axes = plots.grid(1, 2, (4.6, 3.2), sharex=True, sharey=True)
+    for axis, kind in zip(axes[0], ("structured", "unstructured"), strict=True):
+        for place, (group, name, _, colour) in enumerate(lines):
+            values = np.array([row[name] for row in table[f"{group}_{kind}"]])
+            spread = np.linspace(-0.15, 0.15, len(values)) if len(values) > 1 else np.zeros(1)
+            axis.plot(values, place + spread, "o", color=plots.COLOURS[colour], markersize=3.5, alpha=0.6)
+            axis.text(1.045, place, f"{np.median(values):.3f}", va="center", fontsize=8)
+        axis.axvline(0.5, color=plots.COLOURS["grey"], linestyle=":")
+        axis.set(xlim=(0.45, 1.03), xlabel="test accuracy", title=f"{kind} inputs")
+    counting = float(np.median([row["counting"] for row in table["network_structured"]]))
+    axes[0, 0].axvline(counting, color=plots.COLOURS["red"], linestyle="--", linewidth=1)
+    axes[0, 0].annotate(
+        "counting,\na linear rule",
+        (counting, 0.5),
+        xytext=(5, 0),
+        textcoords="offset points",
+        color=plots.COLOURS["red"],
+        fontsize=8,
+        va="center",
+    )
+    axes[0, 0].set_yticks(range(len(lines)), [label for _, _, label, _ in lines])
+    axes[0, 0].invert_yaxis()
+    return figure
 
 
 def accuracy_figure(table: Mapping[str, Any]) -> Figure:
@@ -33,6 +71,8 @@ def accuracy_figure(table: Mapping[str, Any]) -> Figure:
         for name, label, colour in CURVES:
             curves = np.array([row["curves"][name] for row in rows if row["curves"][name]])
             plots.band(axis, curves[0, :, 0], curves[:, :, 1].T, label, colour)
+        curves = np.array([row["curve"] for row in table[f"infinite_{kind}"] if row["curve"]])
+        plots.band(axis, curves[0, :, 0], curves[:, :, 1].T, "infinite-width NTK", "purple")
         wide = float(np.median([row["wide"] for row in table[f"wide_{kind}"]]))
         label = f"{table['settings']['wide']} random features, tuned ridge: {wide:.3f}"
         axis.axhline(wide, color=plots.COLOURS["red"], linestyle="--", label=label)

@@ -6,15 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from unlazy.data.patterns import Patterns, PatternSample
-from unlazy.models.truncated import Phase, TruncatedNet, train
+from unlazy.models.truncated import Phase, TruncatedNet, smoothed_slope, train
 from unlazy.runtime import stream
 from unlazy.studies.emergence.common import Size, Values, accuracy, first_steps
 from unlazy.studies.emergence.fixed_features.methods import (
     Split,
+    descend_in_function_space,
     descend_linearised,
+    infinite_kernel,
     least_hinge_in_ball,
     linearised_kernel,
     random_cosines,
@@ -23,6 +26,7 @@ from unlazy.studies.emergence.fixed_features.methods import (
     ridge_on_kernel,
 )
 from unlazy.theory.bounds import fixed_feature_bound
+from unlazy.training.recursive_features import recursive_features, top_directions
 
 KINDS = ("structured", "unstructured")
 
@@ -30,7 +34,8 @@ KINDS = ("structured", "unstructured")
 @dataclass(frozen=True)
 class Settings(Size):
     """One scale. ``blind_seeds``: seeds on unstructured data; ``followed``: seeds whose fixed methods are followed step by
-    step; ``wide``: the most random features; ``bound_*``: the setting in which Theorem 2 binds."""
+    step; ``wide``: the most random features; ``machine_*``: the recursive feature machine; ``bound_*``: the setting in which
+    Theorem 2 binds."""
 
     samples: int = 6_000
     validation: int = 2_000
@@ -43,7 +48,9 @@ class Settings(Size):
     every: int = 100
     widths: tuple[int, ...] = (2_000,)
     wide: int = 20_000
-    wide_seeds: int = 1
+    wide_seeds: int = 5
+    machine_samples: int = 3_000
+    machine_rounds: int = 3
     plain_seeds: int = 3
     plain_steps: int = 2_008
     bound_patterns: int = 176
@@ -74,6 +81,8 @@ SCALES = {
         widths=(50,),
         wide=500,
         wide_seeds=1,
+        machine_samples=200,
+        machine_rounds=1,
         plain_seeds=1,
         plain_steps=10,
         bound_patterns=40,
@@ -86,7 +95,19 @@ SCALES = {
         bound_steps=20,
     ),
     "desk": Settings(
-        seeds=5, samples=3_000, wide=8_000, wide_seeds=1, plain_seeds=1, bound_sets=10, bound_network_seeds=1
+        seeds=3,
+        samples=3_000,
+        steps=800,
+        every=50,
+        blind_seeds=1,
+        wide=8_000,
+        wide_seeds=1,
+        machine_samples=1_500,
+        plain_seeds=1,
+        bound_sets=5,
+        bound_samples=4_000,
+        bound_network_seeds=1,
+        bound_steps=800,
     ),
     "paper": Settings(seeds=10),
 }
@@ -161,6 +182,51 @@ def network(settings: Settings, kind: str, seed: int) -> Values:
     }
 
 
+def gradient_product(net: TruncatedNet, phi: Float[Tensor, "n D"]) -> Float[Tensor, "D D"]:
+    """The average gradient outer product of g by its input, over these rows."""
+    rows = (smoothed_slope(net.before(phi), 0.0) * net.a) @ net.w
+    return rows.T @ rows / len(phi)
+
+
+def _star_cosine(product: Float[Tensor, "D D"], patterns: Patterns) -> float:
+    """Size of the cosine between the top eigenvector and the sum of the relevant patterns."""
+    star = patterns.is_relevant().to(torch.float64) / patterns.relevant**0.5
+    return float((top_directions(product.double(), 1)[:, 0] @ star).abs())
+
+
+def infinite(settings: Settings, kind: str, seed: int) -> Values:
+    """Unboundedly many neurons: tuned ridge with their kernel, and for followed seeds descent on the network's batches."""
+    patterns, sample, test = _samples(settings, kind, seed)
+    held = patterns.draw(settings.validation, "validation")
+    y = Split(sample.y.float(), held.y.float(), test.y.float())
+    kernel, across_held, across = (infinite_kernel(patterns, part.phi, sample.phi) for part in (sample, held, test))
+    fit = ridge_on_kernel(kernel, across_held, across, y)
+    uniform, curve = test.uniform, list[list[float]]()
+
+    def look(step: int, coefficients: Tensor) -> None:
+        if step % settings.every == 0 or step == settings.steps:
+            curve.append([step, accuracy(across @ coefficients, y.test)])
+
+    def rows(step: int) -> Tensor:
+        return torch.randint(0, len(sample), (settings.batch,), generator=stream(seed, "batch", step))
+
+    if seed < settings.followed:
+        descend_in_function_space(kernel, y.train, rows, settings.steps, look)
+    return {
+        "infinite": fit.test,
+        "infinite_ridge": fit.ridge,
+        "infinite_uniform": accuracy(fit.output[uniform], y.test[uniform]),
+        "curve": curve,
+    }
+
+
+def gradients_of_network(settings: Settings, kind: str, seed: int) -> Values:
+    """Where the top eigenvector of the network's own gradients points at steps 0, 1 and 2."""
+    patterns, sample, test = _samples(settings, kind, seed)
+    nets = first_steps(settings.start(patterns, seed), settings.schedule(patterns), sample)
+    return {"cosines": [_star_cosine(gradient_product(net, test.phi), patterns) for net in nets]}
+
+
 def fixed(settings: Settings, kind: str, seed: int) -> Values:
     """Ridge readouts of the linearised network, of its neurons at the start, and of more random neurons, in float32."""
     patterns, sample, test = _samples(settings, kind, seed)
@@ -192,6 +258,24 @@ def wide(settings: Settings, kind: str, seed: int) -> Values:
     parts = [features(part.phi.float()) for part in (sample, held, test)]
     fit = ridge_on_features(parts[0], parts[1], parts[2], Split(sample.y.float(), held.y.float(), test.y.float()))
     return {"wide": fit.test, "wide_ridge": fit.ridge}
+
+
+def machine(settings: Settings, kind: str, seed: int) -> Values:
+    """The recursive feature machine, round by round: test accuracy, and where the top eigenvector of its gradients points."""
+    patterns, sample, test = _samples(settings, kind, seed)
+    some = sample.take(slice(settings.machine_samples))
+    accuracies, cosines = [], []
+    for fitted in recursive_features(some.phi, some.y[:, None], rounds=settings.machine_rounds):
+        accuracies.append(accuracy(fitted(test.phi)[:, 0], test.y))
+        cosines.append(_star_cosine(fitted.agop(some.phi), patterns))
+    return {
+        "rounds": accuracies,
+        "cosines": cosines,
+        "laplace": accuracies[0],
+        "machine": accuracies[-1],
+        "machine_cosine": cosines[-1],
+        "laplace_cosine": cosines[0],
+    }
 
 
 def plain(settings: Settings, kind: str, seed: int) -> Values:

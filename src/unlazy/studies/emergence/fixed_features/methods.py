@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import Adam, TruncatedNet, smoothed_slope
 from unlazy.runtime import require, stream
-from unlazy.studies.emergence.common import accuracy
+from unlazy.studies.emergence.common import STRUCTURED_GAMMA, accuracy
+from unlazy.theory.truncated_limit import truncated_kernel_limit
 
 RIDGES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 """Ridges tried, in units of the mean eigenvalue of the kernel."""
@@ -94,6 +96,16 @@ def linearised_kernel(
     return net.neurons(phi) @ net.neurons(other).T + (slopes[0] @ slopes[1].T) * (phi @ other.T + 1)
 
 
+def infinite_kernel(
+    patterns: Patterns, phi: Float[Tensor, "n D"], other: Float[Tensor, "m D"], at_once: int = 1000
+) -> Float[Tensor, "n m"]:
+    """The tangent kernel of the paper's start with unboundedly many neurons, per neuron, in float32."""
+    k = patterns.relevant
+    outer = patterns.deviation**2 / (STRUCTURED_GAMMA * k**2)
+    variances = {"weight_variance": 1 / k**2, "bias_variance": 1 / k**4, "outer_variance": outer**2}
+    return torch.cat([truncated_kernel_limit(rows, other, **variances).float() for rows in phi.split(at_once)])
+
+
 def random_neurons(size: int, count: int, relevant: int, seed: int = 0) -> Callable[[Matrix], Matrix]:
     """Truncated-ReLU neurons with the start's law; values in [0, 1]."""
     generator = stream(seed, "random neurons")
@@ -144,6 +156,30 @@ def descend_linearised(
             thetas[0] = thetas[0] + adams[0].move(pulled.T @ phi, now)
             thetas[1] = thetas[1] + adams[1].move(pulled.sum(0), now)
         watch(number, lambda phi: parts(phi)[2])
+
+
+def descend_in_function_space(
+    kernel: Float[Tensor, "n n"],
+    y: Float[Tensor, " n"],
+    batches: Callable[[int], Tensor],
+    steps: int,
+    watch: Callable[[int, Tensor], None],
+) -> None:
+    """Gradient descent on the hinge loss of f = K coefficients, where parameters are too many to name.
+
+    The rate begins at one over the largest eigenvalue of K / n and falls evenly to zero. ``batches(t)`` gives the rows of step t.
+    """
+    n = len(y)
+    direction = torch.ones(n, dtype=kernel.dtype)
+    for _ in range(20):
+        direction = kernel @ (direction / direction.norm()) / n
+    rate, coefficients = 1 / float(direction.norm()), torch.zeros_like(direction)
+    watch(0, coefficients)
+    for number in range(1, steps + 1):
+        rows = batches(number)
+        pulled = rows[y[rows] * (kernel[rows] @ coefficients) < 1]
+        coefficients.index_add_(0, pulled, rate * (1 - (number - 1) / steps) / len(rows) * y[pulled])
+        watch(number, coefficients)
 
 
 # --- the least hinge loss inside a ball --------------------------------------------------------------

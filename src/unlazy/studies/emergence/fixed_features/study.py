@@ -18,6 +18,9 @@ from unlazy.studies.emergence.fixed_features.measure import (
     ball,
     bound_network,
     fixed,
+    gradients_of_network,
+    infinite,
+    machine,
     network,
     plain,
     wide,
@@ -43,6 +46,9 @@ def jobs(settings: Settings, folder: Path) -> dict[str, list[Job]]:
         found[f"network_{kind}"] = make(network, seeds, kind=kind)
         found[f"fixed_{kind}"] = make(fixed, seeds, kind=kind)
         found[f"wide_{kind}"] = make(wide, min(settings.wide_seeds, seeds), kind=kind)
+        found[f"machine_{kind}"] = make(machine, seeds, kind=kind)
+        found[f"infinite_{kind}"] = make(infinite, seeds, kind=kind)
+    found["gradients_structured"] = make(gradients_of_network, settings.seeds, kind="structured")
     found["plain_structured"] = make(plain, min(settings.plain_seeds, settings.seeds), kind="structured")
     found["ball"] = make(ball, settings.bound_sets)
     found["bound_network"] = make(bound_network, settings.bound_network_seeds)
@@ -85,6 +91,10 @@ def _b7(table: Mapping[str, Any]) -> Row:
         summary("paper's own third phase, constants 1: accuracy", column(table["plain_structured"], "plain")),
         summary("paper's own third phase, constants 1: hinge loss", column(table["plain_structured"], "plain_hinge")),
     ]
+    cosines = np.array([row["cosines"] for row in table["gradients_structured"]])
+    for step in range(3):
+        what = f"step {step}: cosine of the top eigenvector of its gradients (AGOP) with the sum of relevant patterns"
+        controls.append(summary(what, cosines[:, step]))
     why = (
         "Two full-gradient steps make the features; the third phase trains the outer weights by Adam. With the constants the "
         "paper leaves open taken as one, plain descent for m^(4/3) steps leaves the outer weights too small: it gets no "
@@ -100,7 +110,12 @@ def _b8(table: Mapping[str, Any]) -> Row:
         Part(f"network less {name}, tuned ridge", ">", CLEARLY_BELOW, "accuracy", learned - column(rows, key))
         for key, name in fixed_names(table).items()
     ]
+    wide_limit = column(table["infinite_structured"], "infinite")
+    parts.append(
+        Part("network less infinite-width NTK, tuned ridge", ">", CLEARLY_BELOW, "accuracy", learned - wide_limit)
+    )
     controls = [summary(f"{name}: accuracy", column(rows, key)) for key, name in fixed_names(table).items()]
+    controls.append(summary("infinite-width NTK: accuracy", wide_limit))
     controls += [
         summary(f"{name}: on inputs without structure", column(rows, f"{key}_uniform"))
         for key, name in fixed_names(table).items()
@@ -108,12 +123,28 @@ def _b8(table: Mapping[str, Any]) -> Row:
     count = table["settings"]["wide"]
     controls.append(summary(f"{count} random features: accuracy", column(table["wide_structured"], "wide")))
     controls.append(summary("counting rule (linear)", column(table["network_structured"], "counting")))
+    controls += _machine_controls(table, "structured")
     why = (
         "Features fixed before the data learn what single patterns tell. Counting whether more than half of the five relevant "
         "patterns are present is linear and right on 27/32 = 0.84 of the inputs (on 22/32 of those without structure, where "
         "parity and majority of five agree more often than not): that, and not 0.75, is what fixed features can aim at."
     )
     return _row(table, "B8", parts, why, controls, "accuracy")
+
+
+def _machine_controls(table: Mapping[str, Any], kind: str) -> list[Row]:
+    """The extra row: a kernel that learns its metric, beside the same kernel without learning."""
+    rows, settings = table[f"machine_{kind}"], table["settings"]
+    learned = f"recursive feature machine, {settings['machine_rounds']} rounds, {settings['machine_samples']} samples"
+    plain_kernel = f"Laplace kernel (its round 0), {settings['machine_samples']} samples"
+    return [
+        summary(f"{plain_kernel}: accuracy", column(rows, "laplace")),
+        summary(f"{learned}: accuracy", column(rows, "machine")),
+        summary(
+            f"{learned}: cosine of the top eigenvector with the sum of relevant patterns",
+            column(rows, "machine_cosine"),
+        ),
+    ]
 
 
 def _b9(table: Mapping[str, Any]) -> Row:
@@ -123,8 +154,11 @@ def _b9(table: Mapping[str, Any]) -> Row:
         Part(f"{name}, tuned ridge", "<", NEAR_CHANCE, "accuracy", column(rows, key))
         for key, name in fixed_names(table).items()
     ]
+    blind = column(table["infinite_unstructured"], "infinite")
+    parts.append(Part("infinite-width NTK, tuned ridge", "<", NEAR_CHANCE, "accuracy", blind))
     count = table["settings"]["wide"]
     controls = [summary(f"{count} random features: accuracy", column(table["wide_unstructured"], "wide"))]
+    controls += _machine_controls(table, "unstructured")
     why = "No single pattern, and no small group of them, tells the label; the first gradients hold nothing but sampling noise."
     return _row(table, "B9", parts, why, controls, "accuracy")
 

@@ -1,0 +1,1 @@
+"""A zoo of planted features: who finds them, and from how many samples?"""
