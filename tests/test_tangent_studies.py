@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from unlazy.store import Run
 from unlazy.studies.tangent import adaptive, penalties
 from unlazy.studies.tangent.direct import least_over_factors, least_over_transformations
 from unlazy.studies.tangent.label_alignment import study as label_alignment
-from unlazy.studies.tangent.label_alignment.measure import near_over_far, rank_correlation
+from unlazy.studies.tangent.label_alignment.measure import measure, near_over_far, rank_correlation
 from unlazy.studies.tangent.label_alignment.train import (
     MOMENTUM,
     RATE,
+    Schedule,
     Settings,
     descend,
     images,
@@ -207,9 +209,11 @@ def test_descent_is_torch_sgd_with_momentum() -> None:
     targets = labels[None, :, None].expand(2, -1, -1)
     start = torch.randn(2, x.shape[1], 1, generator=torch.Generator().manual_seed(0)) / 8
     together = start.clone().requires_grad_()
-    losses = descend(
-        lambda some: x[some] @ together, [together], targets, [4, 5], SMALL, lambda epoch: 0.1 / (1 + epoch)
-    )
+    told: list[torch.Tensor] = []
+    schedule = Schedule(range(SMALL.epochs), lambda epoch: 0.1 / (1 + epoch), lambda done, now: told.append(now()))
+    descend(lambda some: x[some] @ together, [together], targets, [4, 5], SMALL.batch, schedule)
+    assert len(told) == SMALL.epochs
+    losses = told[-1]
     for member, seed in enumerate((4, 5)):
         weights = start[member].clone().requires_grad_()
         sgd = torch.optim.SGD([weights], lr=0.1, momentum=MOMENTUM)
@@ -241,3 +245,39 @@ def test_runs_are_kept_and_targets_differ_by_seed(tmp_path: Path) -> None:
     before = (run.folder / "metrics.jsonl").read_bytes()
     assert train(SMALL, tmp_path, "smoke", quiet).id == run.id
     assert (Run(run.folder).folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_training_cut_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """Killed after its third epoch, once with and once without a checkpoint there to go on from."""
+
+    class KilledError(Exception):
+        pass
+
+    settings = replace(SMALL, epochs=6)
+    assert settings.trajectory() == [0, 1, 2, 4, 6]
+    whole = train(settings, tmp_path / "whole", "smoke", quiet)
+    for last in (2, 3):
+
+        def kill(what: str, done: int, total: int, last: int = last) -> None:
+            if done == last + 1:
+                raise KilledError
+
+        with pytest.raises(KilledError):
+            train(settings, tmp_path / str(last), "smoke", kill)
+        seen: list[int] = []
+        resumed = train(settings, tmp_path / str(last), "smoke", lambda what, done, total, seen=seen: seen.append(done))
+        assert seen[0] == 3  # epochs 1 and 2 are kept, 3 is not
+        for epoch in settings.trajectory():
+            before, after = whole.checkpoint(epoch), resumed.checkpoint(epoch)
+            assert all(np.array_equal(before[name], after[name]) for name in before)
+        assert [line.scalars for line in whole.lines] == [line.scalars for line in resumed.lines]
+
+
+def test_trajectory_kernel_is_measured_beside_the_line(tmp_path: Path) -> None:
+    settings = replace(SMALL, points=48)
+    values, _ = measure(settings, train(settings, tmp_path, "smoke", quiet), quiet)
+    for task in ("smooth", "sign"):
+        assert min(values[f"way_over_line_{task}"]) >= 1  # no way is shorter than the straight one
+        assert max(values[f"kernels_agree_{task}"]) <= 1 + 1e-6
+        gained = np.array(values[f"snr_trajectory_{task}"]) - np.array(values[f"snr_best_single_{task}"])
+        assert gained.min() > 10

@@ -91,10 +91,15 @@ class Unstructured:
         self, kernel: Float[Tensor, "m m2"], change: Float[Tensor, "m"], change2: Float[Tensor, "m2"] | None = None
     ) -> Float[Tensor, "m m2"]:
         """K + (s^2 - 1) f f^T / ||beta||^2: the original kernel plus a label kernel of the learned change f."""
-        if self.size == 0:
-            return kernel
         second = change if change2 is None else change2
-        return kernel + (self.stretch**2 - 1) / self.size**2 * torch.outer(change, second)
+        return kernel + self._label_share() * torch.outer(change, second)
+
+    def rise(self, change: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
+        """What the diagonal of the kernel gains where the learned change is f."""
+        return self._label_share() * change.square()
+
+    def _label_share(self) -> float:
+        return (self.stretch**2 - 1) / self.size**2 if self.size > 0 else 0.0
 
     def factors(self, features: Float[Tensor, "rows p"]) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p"]]:
         """M and theta themselves, for features small enough to write down."""

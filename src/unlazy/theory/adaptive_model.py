@@ -14,7 +14,7 @@ from unlazy.kernels.capture import Inputs, call, evaluating, samples, take
 from unlazy.runtime import InputError, require
 from unlazy.theory.adaptive import Alternating, Structured, Unstructured, solve_structured, solve_unstructured
 from unlazy.theory.penalties import Penalty, Power
-from unlazy.theory.tangent_layers import Layer, gram_of, tangent_layers
+from unlazy.theory.tangent_layers import Layer, diagonal_of, gram_of, tangent_layers
 
 AT_ONCE = 512  # samples predicted together
 
@@ -88,12 +88,21 @@ class AdaptiveTangents:
         changes = [solution.predict(gram_of(some, self._fitted_layers)) for some in (first, second) if some is not None]
         return solution.kernel(gram_of(first, second), changes[0], changes[-1])
 
+    def diagonals(self, x: Inputs) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Each sample's own kernel value summed over outputs, original and adapted; nothing n x n is formed."""
+        solution, layers = self._solved(), self._layers(x)
+        original = diagonal_of(layers)
+        if isinstance(solution, Structured):
+            adapted = diagonal_of(solution.stretched(layers))
+        else:
+            adapted = original + solution.rise(solution.predict(gram_of(layers, self._fitted_layers)))
+        n = samples(x)
+        return original.reshape(n, -1).sum(1), adapted.reshape(n, -1).sum(1)
+
     def bending(self, x: Inputs) -> Float[Tensor, "n"]:
         """How much adaptation has raised each sample's own kernel value: adapted over original, summed over outputs."""
-        layers = self._layers(x)
-        adapted, original = self.kernel(x).diagonal(), gram_of(layers).diagonal()
-        n = samples(x)
-        return adapted.reshape(n, -1).sum(1) / original.reshape(n, -1).sum(1)
+        original, adapted = self.diagonals(x)
+        return adapted / original
 
     def _solved(self) -> Structured | Unstructured:
         if self.solution is None:

@@ -64,6 +64,10 @@ class FactoredLayer:
         """<X_r, X_s> = (delta_r . delta_s) (h_r . h_s)."""
         return (self.left @ other.left.T).mul_(self.right @ other.right.T)
 
+    def diagonal(self) -> Rows:
+        """<X_r, X_r> alone."""
+        return self.left.square().sum(1) * self.right.square().sum(1)
+
     def combine(self, weights: Rows) -> Matrix:
         """sum_r weights_r X_r."""
         return self.left.T @ (weights[:, None] * self.right)
@@ -91,6 +95,9 @@ class ExplicitLayer:
     def gram(self, other: ExplicitLayer) -> Float[Tensor, "rows rows2"]:
         return self.rows.flatten(1) @ other.rows.flatten(1).T
 
+    def diagonal(self) -> Rows:
+        return self.rows.square().sum((1, 2))
+
     def combine(self, weights: Rows) -> Matrix:
         return torch.tensordot(weights, self.rows, 1)
 
@@ -105,6 +112,11 @@ def gram_of(layers: Sequence[Layer], others: Sequence[Layer] | None = None) -> F
     """The tangent kernel of all layers together."""
     pairs = zip(layers, layers if others is None else others, strict=True)
     return torch.stack([one.gram(two) for one, two in pairs]).sum(0)  # type: ignore[arg-type]
+
+
+def diagonal_of(layers: Sequence[Layer]) -> Rows:
+    """The tangent kernel of every row with itself."""
+    return torch.stack([layer.diagonal() for layer in layers]).sum(0)
 
 
 def tangent_layers(model: nn.Module, x: Inputs, *, parameters: str | Sequence[str] = "trainable") -> list[Layer]:

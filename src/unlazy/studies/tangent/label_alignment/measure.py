@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 
 from unlazy.kernels.averaged import Path as Way
 from unlazy.kernels.averaged import averaged_tangents, linearisation_quality, states_of
-from unlazy.kernels.compare import alignment, centered_alignment
+from unlazy.kernels.compare import alignment, centered_alignment, kernel_distance
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.build import build
 from unlazy.store import Run
@@ -23,18 +25,20 @@ def measure(settings: Settings, run: Run, progress: Progress) -> tuple[dict[str,
     x = images(settings)[0][: settings.looked_at].to(settings.device)
     spec = settings.spec(x.shape[1])
     smooth = run.array("smooth", 0)[:, : settings.looked_at, 0]  # [seeds, n]
-    ends = [run.checkpoint(0), run.checkpoint(settings.epochs)]
+    kept = [run.checkpoint(epoch) for epoch in settings.trajectory()]
     values: dict[str, list[Any]] = {}
     shown: dict[str, Any] = {}
     for member in range(len(TASKS) * settings.seeds):
         task, seed = TASKS[member // settings.seeds], member % settings.seeds
-        states = [{name: tensor.to(x.device) for name, tensor in state.items()} for state in states_of(ends, member)]
-        way, net = Way(states, settings.points), build(spec).to(x.device)
+        states = [{name: tensor.to(x.device) for name, tensor in state.items()} for state in states_of(kept, member)]
+        ends, net = [states[0], states[-1]], build(spec).to(x.device)
+        way = Way(ends, settings.points)
         averaged = averaged_tangents(net, way, x)
+        along = averaged_tangents(net, Way(states, max(2, settings.points // (len(states) - 1)), "gauss"), x)
         single, mean = linearisation_quality(net, way, x)
         kernel = averaged.kernel()
         ordinary = []
-        for state in states:
+        for state in ends:
             net.load_state_dict(state)
             ordinary.append(tangent_kernel(net, x))
         near_zero = np.abs(smooth[seed])
@@ -44,6 +48,11 @@ def measure(settings: Settings, run: Run, progress: Progress) -> tuple[dict[str,
             "similarity_centred": float(centered_alignment(kernel, averaged.change)),
             "similarity_start": float(alignment(ordinary[0], averaged.change)),
             "similarity_end": float(alignment(ordinary[1], averaged.change)),
+            "similarity_trajectory": along.similarity(),
+            "kernels_agree": float(kernel_cosine(kernel, along.kernel())),
+            "snr_trajectory": along.signal_to_noise(),
+            "way_over_line": length_of(states) / length_of(ends),
+            "near_over_far_trajectory": near_over_far(along.kernel().diagonal().double().cpu().numpy(), near_zero),
             "near_over_far": near_over_far(diagonal, near_zero),
             "nearest_over_far": near_over_far(diagonal, near_zero, NEAREST),
             "near_over_far_relative": near_over_far(diagonal / first, near_zero),
@@ -67,6 +76,17 @@ def measure(settings: Settings, run: Run, progress: Progress) -> tuple[dict[str,
             }
         progress("kernels", member + 1, len(TASKS) * settings.seeds)
     return values, shown
+
+
+def kernel_cosine(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """1 for kernels that differ by a factor alone."""
+    return 1 - kernel_distance(first, second)
+
+
+def length_of(states: Sequence[Mapping[str, torch.Tensor]]) -> float:
+    """Of the broken line through all parameters of these networks."""
+    steps = (torch.cat([(last[n] - first[n]).flatten() for n in first]) for first, last in pairwise(states))
+    return float(sum(step.double().norm() for step in steps))
 
 
 def near_over_far(diagonal: np.ndarray, distance: np.ndarray, share: float = NEAR) -> float:

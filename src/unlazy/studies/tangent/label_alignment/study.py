@@ -73,6 +73,9 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
         "L6": (
             ("similarity", "kernel averaged along the line (paper: 0.17 smooth, 0.40 sign)"),
             ("similarity_centred", "the same, centred"),
+            ("similarity_trajectory", "kernel averaged along the real trajectory"),
+            ("kernels_agree", "cosine of the two averaged kernels"),
+            ("way_over_line", "length of the trajectory over that of the line"),
             ("similarity_start", "tangent kernel at the start"),
             ("similarity_end", "tangent kernel at the end"),
             ("fit", "mean squared error left on the images looked at"),
@@ -81,11 +84,13 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
             ("near_over_far", "diagonal near over far, nearest tenth"),
             ("nearest_over_far", "diagonal near over far, nearest fiftieth (paper: peaks about 3 to 5 times for sign)"),
             ("near_over_far_relative", "the same, relative to the start's diagonal"),
+            ("near_over_far_trajectory", "kernel averaged along the real trajectory, near over far, nearest tenth"),
             ("near_over_far_start", "the start's own diagonal, near over far"),
         ),
         "L9": (
             ("snr_mean", "signal to noise of the mean, dB"),
             ("snr_best_single", "of the best single point, dB"),
+            ("snr_trajectory", "of the integral along the real trajectory, dB"),
         ),
     }
     whys = {
@@ -105,6 +110,7 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
                 summary(f"{words}, {task} task", values[f"{key}_{task}"])
                 for key, words in shown[name]
                 for task in TASKS
+                if f"{key}_{task}" in values
             ],
             figure=figures[name],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from unlazy.training.ensemble import Member, batch_order
 STUDY = "label-alignment"
 RATE, MOMENTUM = 0.1, 0.9
 TASKS = ("smooth", "sign")
+RESUME_EPOCHS = 50  # a training that is cut off goes back by fewer
 Progress = Callable[[str, int, int], None]
 
 
@@ -61,7 +62,12 @@ class Settings:
         kept = asdict(self)
         for name in ("looked_at", "points"):
             del kept[name]
-        return {"study": STUDY, "rate": RATE, "momentum": MOMENTUM, **kept}
+        return {"study": STUDY, "rate": RATE, "momentum": MOMENTUM, "trajectory": self.trajectory(), **kept}
+
+    def trajectory(self) -> list[int]:
+        """Epochs whose networks are kept, close together at first, where the way bends most: 0, 1, 2, 4, ... and the last."""
+        doubling = [2**power for power in range(self.epochs.bit_length()) if 2**power < self.epochs]
+        return [0, *doubling, self.epochs]
 
 
 def images(settings: Settings) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n"]]:
@@ -75,7 +81,7 @@ def images(settings: Settings) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n"]
 
 
 def train(settings: Settings, runs: Path, scale: str, progress: Progress) -> Run:
-    """All seeds and both tasks as one stack, smooth first; a run that is finished is opened, any other begins anew."""
+    """All seeds and both tasks as one stack, smooth first; a run that was cut off goes on, to the same bits."""
     folder = runs / STUDY / f"networks-{short_hash(settings.recipe())}"
     if (folder / "status.json").exists() and Run(folder).status()["state"] == "finished":
         return Run(folder)
@@ -92,20 +98,39 @@ def train(settings: Settings, runs: Path, scale: str, progress: Progress) -> Run
         "provenance": runtime.provenance("float32", settings.device),
     }
     with Writer(folder, header) as writer:
-        smooth = smooth_targets(settings, x, labels, seeds)
-        targets = torch.cat([smooth, smooth.sign()])  # [tasks * seeds, n, 1]
         net = build_stack(settings.spec(x.shape[1]), seeds * len(TASKS)).to(settings.device)
+        speed = [torch.zeros_like(parameter) for parameter in net.parameters()]
         if writer.resumed is None:
-            writer.record(0, {}, {"smooth": smooth.cpu().numpy()}, _checkpoint(net))
+            smooth = smooth_targets(settings, x, labels, seeds)
+            writer.record(0, {}, {"smooth": smooth.cpu().numpy()}, _checkpoint(net, speed))
+            first = 0
+        else:
+            first = _load(writer.resumed, net, speed)
+            smooth = torch.from_numpy(Run(folder).array("smooth", 0)).to(settings.device)
+        targets = torch.cat([smooth, smooth.sign()])  # [tasks * seeds, n, 1]
 
-        def rate(epoch: int) -> float:
-            progress("epochs", epoch, settings.epochs)
-            return RATE * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
+        def keep(done: int, losses: Callable[[], Tensor]) -> None:
+            progress("epochs", done, settings.epochs)
+            if done in settings.trajectory() or done % RESUME_EPOCHS == 0:
+                writer.record(done, {"loss": losses().cpu().numpy()}, None, _checkpoint(net, speed))
 
-        losses = descend(lambda some: net(x[some]), list(net.parameters()), targets, seeds * len(TASKS), settings, rate)
-        writer.record(settings.epochs, {"loss": losses.cpu().numpy()}, None, _checkpoint(net))
+        schedule = Schedule(range(first, settings.epochs), lambda epoch: _cosine(epoch / settings.epochs), keep)
+        descend(
+            lambda some: net(x[some]),
+            list(net.parameters()),
+            targets,
+            seeds * len(TASKS),
+            settings.batch,
+            schedule,
+            speed,
+        )
         writer.finish()
     return Run(folder)
+
+
+def _cosine(turns: float) -> float:
+    """From the full rate (0) to none (1), and back."""
+    return RATE * (1 + math.cos(math.pi * turns)) / 2
 
 
 def smooth_targets(
@@ -125,14 +150,19 @@ def smooth_targets(
     readout = torch.zeros(len(seeds), settings.width, 1, device=x.device, requires_grad=True)
     own = torch.arange(len(seeds), device=x.device)[:, None]
 
-    def rate(epoch: int) -> float:
-        return RATE * (1 + math.cos(math.pi * epoch / settings.readout_cycle)) / 2
-
     targets = labels[None, :, None].expand(len(seeds), -1, -1)
-    descend(
-        lambda some: hidden[own, some] @ readout, [readout], targets, seeds, settings, rate, settings.readout_epochs
-    )
+    schedule = Schedule(range(settings.readout_epochs), lambda epoch: _cosine(epoch / settings.readout_cycle))
+    descend(lambda some: hidden[own, some] @ readout, [readout], targets, seeds, settings.batch, schedule)
     return (hidden @ readout).detach()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which epochs, the rate of each, and who is told after each (with a function that gives the members' losses)."""
+
+    epochs: range
+    rate: Callable[[int], float]
+    after: Callable[[int, Callable[[], Tensor]], None] = lambda done, losses: None
 
 
 def descend(
@@ -140,30 +170,44 @@ def descend(
     parameters: Sequence[Tensor],
     targets: Float[Tensor, "members n 1"],
     seeds: Sequence[int],
-    settings: Settings,
-    rate: Callable[[int], float],
-    epochs: int | None = None,
-) -> Float[Tensor, "members"]:
-    """Gradient descent with momentum on the mean squared error, every member in its own order; returns the last losses."""
+    batch: int,
+    schedule: Schedule,
+    speed: Sequence[Tensor] | None = None,
+) -> None:
+    """Gradient descent with momentum on the mean squared error, every member in its own order; ``speed`` moves in place."""
     members = [Member(seed, RATE) for seed in seeds]
     own = torch.arange(len(members), device=targets.device)[:, None]
-    speed = [torch.zeros_like(parameter) for parameter in parameters]
-    for epoch in range(settings.epochs if epochs is None else epochs):
-        step = rate(epoch)
+    speed = [torch.zeros_like(parameter) for parameter in parameters] if speed is None else speed
+
+    @torch.no_grad()
+    def losses() -> Float[Tensor, "members"]:
+        everything = torch.arange(targets.shape[1], device=targets.device).expand(len(members), -1)
+        return (outputs(everything) - targets).square().mean((1, 2))
+
+    for epoch in schedule.epochs:
+        step = schedule.rate(epoch)
         order = batch_order(members, epoch, targets.shape[1]).to(targets.device)
-        for some in order.split(settings.batch, 1):
-            losses = (outputs(some) - targets[own, some]).square().mean((1, 2))
-            slopes = torch.autograd.grad(losses.sum(), list(parameters))
+        for some in order.split(batch, 1):
+            missed = (outputs(some) - targets[own, some]).square().mean((1, 2))
+            slopes = torch.autograd.grad(missed.sum(), list(parameters))
             with torch.no_grad():
                 for parameter, slope, moving in zip(parameters, slopes, speed, strict=True):
                     parameter.sub_(moving.mul_(MOMENTUM).add_(slope), alpha=step)
-    with torch.no_grad():
-        return (
-            (outputs(torch.arange(targets.shape[1], device=targets.device).expand(len(members), -1)) - targets)
-            .square()
-            .mean((1, 2))
-        )
+        schedule.after(epoch + 1, losses)
 
 
-def _checkpoint(net: GatedNet) -> dict[str, np.ndarray]:
-    return {f"model/{name}": tensor.cpu().numpy() for name, tensor in net.state_dict().items()}
+def _checkpoint(net: GatedNet, speed: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """model/NAME and optim/NAME/speed; the batch orders need no state, they belong to (seed, epoch)."""
+    moving = {f"optim/{name}/speed": tensor for (name, _), tensor in zip(net.named_parameters(), speed, strict=True)}
+    tensors = {f"model/{name}": tensor for name, tensor in net.state_dict().items()} | moving
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+
+
+def _load(resumed: tuple[int, Mapping[str, np.ndarray]], net: GatedNet, speed: Sequence[Tensor]) -> int:
+    """Put network and momentum back as they were; returns the number of epochs done."""
+    epoch, arrays = resumed
+    models = {name.removeprefix("model/"): a for name, a in arrays.items() if name.startswith("model/")}
+    net.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in models.items()})
+    for (name, _), tensor in zip(net.named_parameters(), speed, strict=True):
+        tensor.copy_(torch.from_numpy(np.array(arrays[f"optim/{name}/speed"])))
+    return epoch
