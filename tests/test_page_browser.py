@@ -1,88 +1,86 @@
-"""The page in real Chromium, from a file, with the network watched."""
+"""The one-file report in real Chromium, from a file, with the network watched."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unlazy.runtime import chromium
 from unlazy.studies.halfspace.circle.study import reproduce
+from unlazy.studio.browsing import Browser, browsing, fits, press, settle
 from unlazy.studio.circle_page import write_circle_page
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[str], list[str], str]]:
-    from playwright.sync_api import sync_playwright
-
-    browser_path = chromium()
-    assert browser_path, "no Chromium: run `make browser`, or set UNLAZY_CHROMIUM"
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Browser, str]]:
     folder = tmp_path_factory.mktemp("page")
     reproduce("smoke", runs=folder / "runs", results=folder, progress=lambda *_: None)
     path = write_circle_page(folder / "page.html", folder, folder / "runs", "smoke", None)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=browser_path,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"],
-        )
-        page = browser.new_page(viewport={"width": 1400, "height": 1000})
-        requests, complaints = [], []
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(Path(path).as_uri())
-        page.wait_for_timeout(300)
-        yield page, requests, complaints, Path(path).as_uri()
-        browser.close()
+    with browsing() as browser:
+        page = browser.open(Path(path).as_uri())
+        settle(page, "window.__unlazy?.ready")
+        yield page, browser, Path(path).as_uri()
 
 
 def test_no_request_leaves_and_nothing_complains(opened) -> None:
-    _, requests, complaints, address = opened
-    assert [url for url in requests if not url.startswith("data:")] == [address]
-    assert complaints == []
-
-
-def press(page: Any, key: str) -> str:
-    """Press a key and wait until the address says something new."""
-    before = page.evaluate("location.hash")
-    page.keyboard.press(key)
-    page.wait_for_function("before => location.hash !== before", arg=before, timeout=5000)
-    return str(page.evaluate("location.hash"))
+    _, browser, address = opened
+    assert [url for url in browser.requests if not url.startswith(("data:", "blob:"))] == [address]
+    assert browser.complaints == []
 
 
 def test_keys_scrub_through_training(opened) -> None:
     page = opened[0]
-    start = page.locator("main").screenshot()
-    last = press(page, "End")
-    assert page.locator("main").screenshot() != start
+    press(page, "End")
+    settle(page, "Number(document.querySelector('[data-map=overlap]').dataset.step) > 0")
+    last = page.locator("[data-map=overlap]").screenshot()
     before_last = press(page, "ArrowLeft")
-    assert before_last != last
-    assert press(page, "ArrowRight") == last
-    assert press(page, "Home").startswith("#scene=1&frame=0")
+    assert press(page, "ArrowRight") != before_last
+    press(page, "Home")
+    settle(page, "document.querySelector('[data-map=overlap]').dataset.step === '0'")
+    assert page.locator("[data-map=overlap]").screenshot() != last
 
 
 def test_an_address_brings_the_same_view_back(opened) -> None:
-    page, _, _, address = opened
+    page, browser, address = opened
     state = press(page, "End")
-    text = page.inner_text("main")
-    page.goto("about:blank")
-    page.goto(address + state)
-    page.wait_for_function("text => document.querySelector('main').innerText === text", arg=text, timeout=5000)
+    settle(page, "Number(document.querySelector('[data-map=overlap]').dataset.step) > 0")
+    step = page.locator("[data-map=overlap]").get_attribute("data-step")
+    again = browser.open(address + state)
+    settle(again, "document.querySelector('[data-map=overlap]')?.dataset.step === argument", step)
+    assert again.evaluate("location.hash") == state
+    assert again.inner_text("[data-testid=step]") == page.inner_text("[data-testid=step]")
+    again.close()
 
 
-def test_every_claim_has_its_row(opened) -> None:
+def test_networks_can_be_switched(opened) -> None:
     page = opened[0]
-    text = page.inner_text("#scorecard")
+    before = page.evaluate("location.hash")
+    page.get_by_role("group", name="Networks").get_by_role("button", name=re.compile("ReLU")).click()
+    settle(page, "location.hash !== argument", before)
+    settle(page, "document.querySelector('[data-map=overlap]')")
+    assert "relu" in page.evaluate("decodeURIComponent(location.hash)")
+
+
+def test_story_figures_and_every_claim_are_there(opened) -> None:
+    page = opened[0]
+    text = page.inner_text("body")
+    assert "What a network learns first" in text
+    assert "The easy half comes first" in text
     assert all(f"C{number}" in text for number in range(7, 16))
+    assert page.locator("figure img").count() >= 7
+    assert all(
+        page.evaluate("[...document.querySelectorAll('figure img')].map(image => image.src.startsWith('data:'))")
+    )
 
 
 def test_it_fits_a_phone(opened) -> None:
     page = opened[0]
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_timeout(200)
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
+    page.wait_for_timeout(300)
+    assert fits(page)
     page.set_viewport_size({"width": 1400, "height": 1000})

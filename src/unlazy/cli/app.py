@@ -220,6 +220,39 @@ def verify_data(
 
 
 @app.command()
+def studio(
+    runs: Annotated[Path | None, typer.Argument(help="Folder of runs (default: UNLAZY_RUNS, or ./runs).")] = None,
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8123,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine's own needs --token.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(help="Word that whoever opens the page must know; `new` makes one up.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """The page: scrub through training and see all views move together, live while a run is training."""
+    from unlazy.cli.studio import studio_command
+
+    studio_command(runs or runs_folder(), host=host, port=port, token=token, browser=browser)
+
+
+@app.command()
+def report(
+    run: Annotated[
+        list[str], typer.Argument(help="A run folder, or the beginning of a run's id; several share a page.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("page.html"),
+    root: RootOption = None,
+    steps: Annotated[int, typer.Option(help="At most so many steps of a run go into the page.", min=2)] = 60,
+) -> None:
+    """The studio's page with a run inside, as one file that opens without a server or a network."""
+    from unlazy.cli.studio import report_command
+
+    report_command(run, out, root or runs_folder(), steps)
+
+
+@app.command()
 def gram(
     model: Annotated[str, typer.Argument(help="A run folder, a JSON model spec, or package.module:function.")],
     data: Annotated[str, typer.Argument(help="A .npy file, or a data set such as digits or cifar-10:test.")],

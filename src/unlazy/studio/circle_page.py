@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from unlazy.claims.verdict import Row
-from unlazy.kernels.compare import trace_normalise
-from unlazy.store import Run
 from unlazy.studies.halfspace.circle.claims import Table
 from unlazy.studies.halfspace.circle.figures import FIGURES
 from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, Stack
 from unlazy.studies.halfspace.circle.study import settings_for
-from unlazy.studies.halfspace.circle.train import SCENE_ARMS, open_runs, scene_member
-from unlazy.studio.export import Figure, Page, Scene, write_page
+from unlazy.studies.halfspace.circle.train import SCENE_ARMS, Job, jobs, scene_member
+from unlazy.studio.payload import Payload
+from unlazy.studio.report import Picture, Report, Scene, write_report
+from unlazy.studio.shelf import Shelf
 
 NOTES = {
     "pwc": "Press play and watch layer 5: its half-spaces turn toward the easy half while the loss falls to 0.25.",
@@ -30,70 +29,41 @@ NOTES = {
 def write_circle_page(path: Path, results_folder: Path, runs_folder: Path, scale: str, seeds: int | None) -> Path:
     """One self-contained page from what ``reproduce`` left in the two folders."""
     settings = settings_for(scale, seeds)
-    runs = open_runs(settings, runs_folder / "circle")
     results = json.loads((results_folder / "circle" / f"{scale}.json").read_text())
     pictures = results_folder / "circle" / scale
-    page = Page(
+    report = Report(
         title="What a network learns first",
         lead=(
             "A network learns a slow wave on the top half of a circle and a fast wave on the bottom half. "
             "Scrub through its training and see where its half-spaces turn, and when."
         ),
         scenes=tuple(
-            scene(Stack(preset, arm, settings), runs[f"{preset}-{arm}"])
-            for preset in settings.presets
-            for arm in SCENE_ARMS
-            if f"{preset}-{arm}" in runs
+            scene(job.stack, job.folder.relative_to(runs_folder).as_posix())
+            for job in sorted(jobs(settings, runs_folder / "circle"), key=_order)
+            if job.stack.arm in SCENE_ARMS
         ),
         figures=tuple(
-            Figure(name, title, caption, (pictures / f"{name}.png").read_bytes())
+            Picture(name, title, caption, (pictures / f"{name}.png").read_bytes())
             for name, (title, caption, _) in FIGURES.items()
         ),
         claims=tuple(results["claims"]),
         story=story(results),
         provenance={**results["provenance"], "scale": results["scale"], "seeds": settings.seeds},
     )
-    return write_page(page, path)
+    write_report(Payload(Shelf(runs_folder), results_folder), report, path)
+    return path
 
 
-def scene(stack: Stack, run: Run) -> Scene:
-    """Seed 0 at the preset's slope, at every step the study kept for the page."""
-    data, index = stack.circle(), scene_member(stack)
-    unit = stack.recipe().steps_per_epoch(data.n)
-    steps = run.array_steps("scene_output")
+def _order(job: Job) -> tuple[int, int]:
+    arm = SCENE_ARMS.index(job.stack.arm) if job.stack.arm in SCENE_ARMS else len(SCENE_ARMS)
+    return job.stack.settings.presets.index(job.stack.preset), arm
 
-    def curve(name: str) -> np.ndarray:
-        recorded, values = run.scalars(name)
-        return values[np.isin(recorded, steps), index]
 
-    def arrays(name: str) -> np.ndarray:
-        return np.stack([run.array(f"scene_{name}", step)[0] for step in steps])
-
-    def kernels(name: str) -> np.ndarray:
-        return trace_normalise(torch.from_numpy(arrays(name)).double()).numpy()
-
-    gated = ARMS[stack.arm].gating == "linear"
+def scene(stack: Stack, key: str) -> Scene:
+    """Seed 0 at the preset's slope, at the steps the study kept for the page."""
     beta = PRESETS[stack.preset].beta
-    label = ARMS[stack.arm].label + (f", beta {beta:g}" if gated else "")
-    return Scene(
-        name=f"{stack.preset}: {label}",
-        preset=stack.preset,
-        note=NOTES[stack.arm],
-        seed=run.members[index]["seed"],
-        epochs=np.array(steps) / unit,
-        loss=curve("loss"),
-        loss_top=curve("loss_top"),
-        loss_bottom=curve("loss_bottom"),
-        angles=data.angles().numpy(),
-        target=data.dataset().y[:, 0].numpy(),
-        output=arrays("output"),
-        normals=arrays("normals") if gated else None,
-        offsets=arrays("offsets") if gated else None,
-        paths=arrays("paths"),
-        overlap=kernels("overlap"),
-        tangent=kernels("tangent"),
-        picked=np.arange(0, data.n, stack.settings.kernel_stride),
-    )
+    label = ARMS[stack.arm].label + (f", beta {beta:g}" if ARMS[stack.arm].gating == "linear" else "")
+    return Scene(key, f"{stack.preset}: {label}", NOTES[stack.arm], scene_member(stack))
 
 
 def story(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,145 @@
+"""The studio in real Chromium on one machine: how soon a page is ready, how long a picture takes, how many runs a list holds.
+
+ready: 60 steps of three 500 x 500 kernels, from the request for the page (empty cache) to the first three heat maps drawn; median
+of several loads. whole: until every step is in the browser's memory. draw: one heat map, bytes to canvas, median while scrubbing
+through all steps with the arrow key. list: 1,000 runs of 50 measurements, from the request to a table that counts them all and
+shows the first. The server is started fresh for each part. Limits: ready and list 2 s, draw 8 ms. Times are by the wall clock, so
+the load of the machine is kept beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unlazy import runtime
+from unlazy.store import Writer, write_file
+from unlazy.studio.browsing import Browser, browsing, serving, settle
+
+STEPS, SIDE, RUNS, LOADS = 60, 500, 1000, 5
+KERNELS = ("overlap", "tangent", "label_kernel")
+
+
+def header(name: str) -> dict[str, Any]:
+    return {
+        "kind": "train",
+        "study": None,
+        "scale": None,
+        "recipe": {"name": name},
+        "members": [{"seed": 0}],
+        "model": None,
+        "data": {"name": "made", "options": {}, "fingerprint": "0"},
+        "provenance": {"started": "2026-01-01T00:00:00+00:00"},
+    }
+
+
+def write_kernels(folder: Path) -> None:
+    """A run of 180 MB: smooth kernels that drift from step to step."""
+    random = np.random.default_rng(0)
+    factors = {name: random.normal(size=(2, SIDE, 20)) for name in KERNELS}
+    with Writer(folder, header("kernels")) as writer:
+        for step in range(STEPS):
+            mixed = {name: (1 - step / STEPS) * pair[0] + step / STEPS * pair[1] for name, pair in factors.items()}
+            arrays = {name: (half @ half.T)[None].astype(np.float32) for name, half in mixed.items()}
+            writer.record(step * 10, {"loss": np.array([1 / (1 + step)])}, arrays)
+        writer.finish()
+
+
+def write_list(root: Path) -> None:
+    """Runs by hand: nobody needs them to survive."""
+    for number in range(RUNS):
+        folder = root / f"run-{number:04d}"
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"format": 1, "id": f"{number:012x}"} | header(str(number))))
+        (folder / "status.json").write_text('{"state": "finished", "step": 49, "error": null}')
+        line = '{{"step": {}, "time": 0, "scalars": {{"loss": [0.5]}}, "arrays": {{}}, "checkpoint": null}}\n'
+        (folder / "metrics.jsonl").write_text("".join(line.format(step) for step in range(50)))
+
+
+def bench_run(browser: Browser, root: Path) -> dict[str, Any]:
+    """Ready, whole and draw."""
+    ready = []
+    with serving(root) as home:
+        time.sleep(5)  # the server imports what it needs while nobody waits
+        for load in range(LOADS):
+            start = time.perf_counter()
+            page = browser.open(f"{home}#/run/kernels")
+            drawn = "argument.every(name => document.querySelector(`[data-map='${name}']`)?.dataset.step === '0')"
+            settle(page, drawn, list(KERNELS), every=5)
+            ready.append(time.perf_counter() - start)
+            if load < LOADS - 1:
+                page.close()
+        settle(page, "!/loading/.test(document.querySelector('[data-testid=status]')?.innerText ?? '')", seconds=120)
+        whole = time.perf_counter() - start
+        page.evaluate("window.__unlazy.drawTimes.length = 0")
+        for step in range(1, STEPS):
+            page.keyboard.press("ArrowRight")
+            settle(
+                page, "document.querySelector('[data-map=overlap]').dataset.step === argument", str(step * 10), every=5
+            )
+        draws = page.evaluate("window.__unlazy.drawTimes")
+        heap = page.evaluate("performance.memory.usedJSHeapSize")
+        page.close()
+    return {
+        "first_ready_seconds": ready[0],
+        "ready_seconds": statistics.median(ready),
+        "best_ready_seconds": min(ready),
+        "whole_seconds": whole,
+        "draw_milliseconds": statistics.median(draws),
+        "draw_milliseconds_p95": float(np.quantile(draws, 0.95)),
+        "draws": len(draws),
+        "heap_megabytes": heap / 1e6,
+    }
+
+
+def bench_list(browser: Browser, root: Path) -> dict[str, Any]:
+    """A thousand runs: a fresh server that knows none of them, then again."""
+    seconds = []
+    with serving(root) as home:
+        for _ in range(2):
+            start = time.perf_counter()
+            page = browser.open(f"{home}#/runs")
+            settle(page, "document.querySelector('[role=table]')?.ariaRowCount === argument", str(RUNS + 1), every=5)
+            settle(page, "document.querySelectorAll('[data-testid=runs-row]').length > 0", every=5)
+            seconds.append(time.perf_counter() - start)
+            rows = page.evaluate("document.querySelectorAll('[data-testid=runs-row]').length")
+            page.close()
+    return {"runs": RUNS, "rows_on_screen": rows, "first_seconds": seconds[0], "again_seconds": seconds[1]}
+
+
+def main() -> None:
+    """Both parts, printed and kept in results/bench/studio.json."""
+    with tempfile.TemporaryDirectory() as folder, browsing() as browser:
+        kernels, many = Path(folder) / "one", Path(folder) / "many"
+        kernels.mkdir()
+        many.mkdir()
+        write_kernels(kernels / "kernels")
+        write_list(many)
+        results = {"run": bench_run(browser, kernels), "list": bench_list(browser, many)}
+    run, listed = results["run"], results["list"]
+    busy = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
+    print(f"load {busy['load']:.1f} on {busy['cores']} cores")
+    print(f"{STEPS} steps of three {SIDE} x {SIDE} kernels")
+    print(f"  ready {run['ready_seconds']:.2f} s (best {run['best_ready_seconds']:.2f} s)")
+    print(f"  whole {run['whole_seconds']:.1f} s")
+    print(
+        f"  draw {run['draw_milliseconds']:.2f} ms median, {run['draw_milliseconds_p95']:.2f} ms 95 %, {run['draws']} draws"
+    )
+    print(f"  memory {run['heap_megabytes']:.0f} MB")
+    print(f"{RUNS} runs listed in {listed['first_seconds']:.2f} s, again in {listed['again_seconds']:.2f} s")
+    text = json.dumps(results | {"machine": busy, "provenance": runtime.provenance("float32")}, indent=1) + "\n"
+    write_file(Path("results/bench/studio.json"), text.encode())
+    late = run["ready_seconds"] > 2 or run["draw_milliseconds"] > 8 or listed["first_seconds"] > 2
+    sys.exit("slower than it should be" if late else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+// What each panel shows, in one sentence, with the equation of the paper that defines it.
+
+export interface Definition {
+  title: string;
+  text: string;
+  equation?: string;
+}
+
+export const DEFINITIONS: Record<string, Definition> = {
+  loss: { title: "Loss", text: "What training makes small, overall and per group." },
+  overlap: {
+    title: "Overlap kernel",
+    text: "How many paths are active at both samples.",
+    equation: "\u039b(x, x\u2032) = \u220f\u2097 \u27e8g\u2097(x), g\u2097(x\u2032)\u27e9",
+  },
+  tangent: {
+    title: "Tangent kernel",
+    text: "How a gradient step on one sample moves the other.",
+    equation: "K(x, x\u2032) = \u27e8\u2207\u03b8 f(x), \u2207\u03b8 f(x\u2032)\u27e9",
+  },
+  spectrum: {
+    title: "Spectra",
+    text: "Eigenvalues: where few are large, few directions are learned fast.",
+    equation: "\u03bb\u1d62 / tr K",
+  },
+  alignment: {
+    title: "Alignment",
+    text: "How far the kernel looks like the targets\u2019 own, centred.",
+    equation: "A = \u27e8HKH, yy\u1d40\u27e9 / (\u2016HKH\u2016 \u2016yy\u1d40\u2016)",
+  },
+  halfspaces: {
+    title: "Half-spaces",
+    text: "Each gate opens on one side of a border in input space.",
+    equation: "g(x) = 1[\u27e8u, x\u27e9 + b \u2265 0]",
+  },
+  units: { title: "All units", text: "One row per layer, one disc per unit, filled where its gate is open." },
+  neurons: {
+    title: "Neurons",
+    text: "Directions as a map: near means alike. Aligned from step to step.",
+    equation: "d(u, v) = 1 \u2212 \u27e8u, v\u27e9 / (\u2016u\u2016 \u2016v\u2016)",
+  },
+  output: { title: "Target and output", text: "What the network says, beside what it should say." },
+  paths: {
+    title: "Active paths",
+    text: "Paths from input to output with all gates open.",
+    equation: "paths(x) = \u220f\u2097 \u2016g\u2097(x)\u2016\u2081",
+  },
+  plane: {
+    title: "Output over the plane",
+    text: "The network\u2019s output everywhere, with the borders of its half-spaces.",
+  },
+};
+
+export const definitionOf = (name: string): Definition =>
+  DEFINITIONS[name] ?? { title: name.replace(/_/g, " "), text: "As the run stored it." };

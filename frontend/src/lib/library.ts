@@ -1,0 +1,148 @@
+// Everything fetched passes here: one request per thing, a bounded memory, a polite number at a time.
+
+import { Cache } from "./cache.ts";
+import { fromBase64, type Answer, type Source } from "./source.ts";
+import type { Block, ClaimRow, Embedding, Levels, RunInfo, RunList, Spectrum } from "./types.ts";
+
+const MEMORY = 256 * 2 ** 20;
+const AT_ONCE = 6;
+
+export const paths = {
+  run: (key: string): string => `/api/run/${key}`,
+  array: (key: string, quantity: string, step: number, member: number): string =>
+    `/api/array/${key}/${quantity}/${step}?member=${member}`,
+  levels: (key: string, quantity: string, step: number, member: number, scale: string): string =>
+    `/api/levels/${key}/${quantity}/${step}?member=${member}&scale=${scale}`,
+  embedding: (key: string, quantity: string, member: number): string =>
+    `/api/embedding/${key}/${quantity}?member=${member}`,
+  spectrum: (key: string, quantity: string, member: number): string =>
+    `/api/spectrum/${key}/${quantity}?member=${member}`,
+  figure: (key: string, panel: string, ending: string, step: number, member: number): string =>
+    `/api/figure/${key}/${panel}.${ending}?member=${member}&step=${step}`,
+  code: (key: string, panel: string, step: number, member: number): string =>
+    `/api/code/${key}/${panel}?member=${member}&step=${step}`,
+  claimFigure: (study: string, scale: string, name: string): string => `/api/claim-figure/${study}/${scale}/${name}`,
+};
+
+const shapeOf = (answer: Answer, fallback: number): number[] =>
+  (answer.header("X-Shape") ?? String(fallback)).split(",").filter(Boolean).map(Number);
+
+function readBlock(answer: Answer): Block {
+  const values = new Float32Array(answer.bytes);
+  return { values, shape: shapeOf(answer, values.length) };
+}
+
+export function readLevels(answer: Answer): Levels {
+  const bytes = new Uint8Array(answer.bytes);
+  const side = Math.round(Math.sqrt(bytes.length));
+  const shape = shapeOf(answer, 0);
+  const [rows, columns] = shape.length >= 2 ? shape.slice(-2) : [side, side];
+  const fits = rows * columns === bytes.length;
+  return {
+    bytes,
+    rows: fits ? rows : side,
+    columns: fits ? columns : side,
+    top: Number(answer.header("X-Top") ?? 1),
+    signed: answer.header("X-Signed") === "1",
+    clipped: answer.header("X-Clipped") === "1",
+    stride: Number(answer.header("X-Stride") ?? 1),
+    unit: Number(answer.header("X-Unit") ?? 1),
+    bad: Number(answer.header("X-Bad") ?? 0),
+  };
+}
+
+export class Library {
+  readonly source: Source;
+  readonly memory: Cache;
+  readonly #under = new Map<string, Promise<unknown>>();
+  readonly #waiting: (() => void)[] = [];
+  #running = 0;
+
+  constructor(source: Source, limit = MEMORY) {
+    this.source = source;
+    this.memory = new Cache(limit);
+  }
+
+  /** What is there already, without asking. */
+  peek<T>(path: string): T | undefined {
+    return this.memory.get(path) as T | undefined;
+  }
+
+  has(path: string): boolean {
+    return this.memory.has(path);
+  }
+
+  async #get<T>(path: string, fetch: () => Promise<T>, bytes: (value: T) => number): Promise<T> {
+    const known = this.memory.get(path) as T | undefined;
+    if (known !== undefined) return known;
+    const under = this.#under.get(path) as Promise<T> | undefined;
+    if (under) return under;
+    const asked = this.#inTurn(fetch).then((value) => {
+      this.memory.set(path, value, bytes(value));
+      return value;
+    });
+    this.#under.set(path, asked);
+    return asked.finally(() => this.#under.delete(path));
+  }
+
+  async #inTurn<T>(fetch: () => Promise<T>): Promise<T> {
+    if (this.#running >= AT_ONCE) await new Promise<void>((go) => this.#waiting.push(go));
+    this.#running++;
+    try {
+      return await fetch();
+    } finally {
+      this.#running--;
+      this.#waiting.shift()?.();
+    }
+  }
+
+  runs(): Promise<RunList> {
+    return this.source.json<RunList>("/api/runs");
+  }
+  run(key: string): Promise<RunInfo> {
+    return this.source.json<RunInfo>(paths.run(key));
+  }
+  claims(): Promise<ClaimRow[]> {
+    return this.#get(
+      "/api/claims",
+      () => this.source.json<ClaimRow[]>("/api/claims"),
+      () => 0,
+    );
+  }
+  text(path: string): Promise<string> {
+    return this.source.bytes(path).then((answer) => new TextDecoder().decode(answer.bytes));
+  }
+  array(path: string, version?: string): Promise<Block> {
+    return this.#get(
+      path,
+      async () => readBlock(await this.source.bytes(path, version)),
+      (block) => block.values.byteLength,
+    );
+  }
+  levels(path: string, version?: string): Promise<Levels> {
+    return this.#get(
+      path,
+      async () => readLevels(await this.source.bytes(path, version)),
+      (found) => found.bytes.byteLength,
+    );
+  }
+  spectrum(path: string): Promise<Spectrum> {
+    return this.#get(
+      path,
+      () => this.source.json<Spectrum>(path),
+      (found) => 8 * 50 * found.values.length,
+    );
+  }
+  embedding(path: string): Promise<Embedding> {
+    const fetch = async (): Promise<Embedding> => {
+      const raw = await this.source.json<Omit<Embedding, "points"> & { points: string }>(path);
+      return { ...raw, points: new Float32Array(fromBase64(raw.points)) };
+    };
+    return this.#get(path, fetch, (found) => found.points.byteLength);
+  }
+  /** A run that trains on: answers over all its steps are out of date; the costly ones only when asked. */
+  refresh(key: string, costly: boolean): void {
+    for (const kind of costly ? ["levels", "embedding", "spectrum"] : ["levels"])
+      this.memory.forget(`/api/${kind}/${key}/`);
+  }
+}

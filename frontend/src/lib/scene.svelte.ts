@@ -1,0 +1,89 @@
+// What several panels derive from the same arrays: points, targets, output, path counts, half-spaces.
+
+import { range } from "../panels/draw.ts";
+import { unitsOf, type Unit } from "../panels/halfspaces.ts";
+import { groupOf, labelOf } from "./order.ts";
+import type { RunView } from "./run.svelte.ts";
+import { studio } from "./studio.svelte.ts";
+
+const TAU = 2 * Math.PI;
+
+export class Scene {
+  readonly view: RunView;
+  constructor(view: RunView) {
+    this.view = view;
+  }
+
+  readonly kind = $derived.by(() => this.view.info?.probe.kind ?? "unknown");
+  readonly points = $derived.by((): number[][] => {
+    const shape = this.view.shape("probe_x");
+    if (shape.length !== 3 || shape[2] !== 2) return [];
+    const { value } = this.view.array("probe_x", 0);
+    return value
+      ? Array.from({ length: value.values.length / 2 }, (_, i) => [value.values[2 * i], value.values[2 * i + 1]])
+      : [];
+  });
+  readonly angles = $derived.by((): number[] =>
+    this.kind === "circle" ? this.points.map(([x, y]) => (Math.atan2(y, x) + TAU) % TAU) : [],
+  );
+  readonly target = $derived.by((): Float32Array | null => {
+    if (!this.view.has("probe_y")) return null;
+    const { value } = this.view.array("probe_y", 0);
+    return value && value.values.length === this.points.length ? value.values : null;
+  });
+  readonly n = $derived.by(() => this.view.info?.probe.n ?? this.points.length);
+  /** Two halves of the circle with their own frequencies: blue and orange. */
+  readonly halves = $derived.by(() => this.kind === "circle" && !!this.view.info?.probe.frequencies);
+
+  /** Least and largest path count over all frames; null while frames are missing. */
+  readonly pathRange = $derived.by((): [number, number] | null => {
+    const ends = this.view.frames("paths").map((block) => range(block.values));
+    return ends.length ? [Math.min(...ends.map(([low]) => low)), Math.max(...ends.map(([, high]) => high))] : null;
+  });
+
+  readonly layers = $derived.by(() => this.view.shape("normals")[1] ?? 0);
+  readonly width = $derived.by(() => this.view.shape("normals")[2] ?? 0);
+  readonly inputs = $derived.by(() => this.view.shape("normals")[3] ?? 0);
+  readonly layer = $derived.by(() => {
+    const asked = studio.place.query.layer;
+    return asked === undefined
+      ? Math.max(this.layers - 1, 0)
+      : Math.min(Math.max(Math.trunc(Number(asked)) || 0, 0), Math.max(this.layers - 1, 0));
+  });
+  readonly chosen = $derived.by((): number | null => {
+    if (studio.hoverUnit) return studio.hoverUnit.layer === this.layer ? studio.hoverUnit.unit : null;
+    const asked = studio.place.query.unit;
+    return asked === undefined ? null : Math.trunc(Number(asked)) || 0;
+  });
+  /** Every layer's units, for inputs in the plane; normals and offsets of the same step, else those shown last. */
+  readonly units = $derived.by((): Unit[][] => {
+    if (this.inputs !== 2) return [];
+    const normals = this.view.array("normals");
+    const offsets = this.view.has("offsets") ? this.view.array("offsets") : null;
+    if (!normals.value || (offsets && (!offsets.value || offsets.step !== normals.step))) return this.#units;
+    const [u, b] = [normals.value.values, offsets?.value?.values ?? null];
+    this.#units = Array.from({ length: this.layers }, (_, layer) => unitsOf(u, b, layer, this.width));
+    return this.#units;
+  });
+  #units: Unit[][] = [];
+
+  /** Columns for panels that show one number per sample: classes, else groups, else everything. */
+  readonly bands = $derived.by((): { name: string; samples: number[] }[] => {
+    const { probe } = this.view.info!;
+    const count = this.n || probe.labels?.length || 0;
+    const groups = Object.entries(probe.groups ?? {});
+    if (groups.length && groups.length <= 12) return groups.map(([name, samples]) => ({ name, samples }));
+    const name = probe.labels ? labelOf : groupOf;
+    const found = new Map<string, number[]>();
+    for (let sample = 0; sample < count; sample++) {
+      const band = name(sample, probe) ?? "all";
+      const list = found.get(band);
+      if (list) list.push(sample);
+      else found.set(band, [sample]);
+    }
+    return [...found]
+      .sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))
+      .slice(0, 12)
+      .map(([band, samples]) => ({ name: band, samples }));
+  });
+}

@@ -1,0 +1,159 @@
+// What the server answers, word for word (the Python side: unlazy/studio/payload.py).
+
+export interface RunCard {
+  key: string;
+  id: string;
+  kind: string;
+  study: string | null;
+  scale: string | null;
+  state: string;
+  step: number | null;
+  error: string | null;
+  started: string | null;
+  members: number;
+  model: string;
+  data: string;
+  last: Record<string, number | null>;
+  verdict: string | null;
+}
+
+export interface RunList {
+  root: string;
+  runs: RunCard[];
+  broken: { folder: string; error: string }[];
+}
+
+export interface Series {
+  steps: number[];
+  values: (number | null)[][]; // [T][members]
+}
+
+export interface ArrayInfo {
+  steps: number[];
+  shape: number[]; // [members, ...]
+  dtype: string;
+  own?: Record<string, number[]>; // steps of a member that was looked at more often
+}
+
+export interface Probe {
+  kind: "circle" | "points2d" | "image" | "tokens" | "vectors" | "unknown";
+  n?: number | null;
+  image_shape?: number[] | null;
+  groups?: Record<string, number[]> | null;
+  labels?: (number | string)[] | null;
+  frequencies?: Record<string, number> | null;
+  picked?: number[] | null; // samples that the rows of the kernels stand for
+}
+
+export interface Evidence {
+  measure: string;
+  value: number | null;
+  interval?: [number | null, number | null] | null;
+  lazy_below?: number | null;
+  rich_above?: number | null;
+  says?: string | null;
+  source?: string | null;
+}
+
+export interface Verdict {
+  label: string;
+  when?: unknown;
+  evidence?: Evidence[];
+  groups?: Record<string, unknown>;
+  reasons?: string[];
+}
+
+export interface RunInfo {
+  key: string;
+  title?: string;
+  live?: boolean;
+  version?: string;
+  steps_per_epoch?: number | null;
+  default_member?: number;
+  maps?: string[];
+  embeddings?: string[];
+  header: Record<string, any>;
+  status: { state: string; step: number | null; error: string | null };
+  steps: number[];
+  scalars: Record<string, Series>;
+  arrays: Record<string, ArrayInfo>;
+  verdict: Verdict | null;
+  probe: Probe;
+  problems: string[];
+}
+
+/** A block of numbers with its shape: float32 values, or bytes of a heat map with their scale. */
+export interface Block {
+  values: Float32Array;
+  shape: number[];
+}
+
+export interface Levels {
+  bytes: Uint8Array;
+  rows: number;
+  columns: number;
+  top: number;
+  signed: boolean;
+  clipped: boolean;
+  stride: number;
+  unit: number; // value = unit * top * level^2
+  bad: number; // entries that are not finite
+}
+
+export interface Embedding {
+  steps: number[];
+  units: number;
+  shown: number[];
+  points: Float32Array; // [T, shown, 2]
+}
+
+export interface Spectrum {
+  steps: number[];
+  values: (number | null)[][];
+  alignment?: (number | null)[] | null;
+}
+
+export interface ClaimPart {
+  name: string;
+  verdict?: string;
+  value?: number | null;
+  interval?: [number | null, number | null] | null;
+  unit?: string;
+  seeds?: number;
+  agree?: number;
+  rule?: string;
+}
+
+export interface ClaimRow extends ClaimPart {
+  id: string;
+  paper: string;
+  where: string | null;
+  statement: string;
+  paper_value: string | number | null;
+  study: string | null;
+  scale: string | null;
+  verdict: string;
+  settings?: Record<string, unknown> | null;
+  parts?: ClaimPart[] | null;
+  controls?: ClaimPart[] | null;
+  why?: string | null;
+  run?: string | null;
+  figure?: string | null;
+  command?: string | null;
+  figure_url?: string | null;
+  run_keys?: string[];
+  provenance?: Record<string, unknown> | null;
+}
+
+export interface Report {
+  entry?: string;
+  title?: string;
+  lead?: string;
+  story?: [string, string][];
+  figures?: { id: string; title: string; caption: string; png: string }[];
+  claims?: ClaimRow[];
+  provenance?: Record<string, unknown>;
+  scenes?: { key: string; title: string; note: string; member: number }[];
+  notice?: string | null;
+  responses: Record<string, unknown>;
+}

@@ -1,0 +1,134 @@
+// Small tools every panel shares: the look of the page, lines, text, axes.
+
+export interface Look {
+  card: string;
+  ink: string;
+  quiet: string;
+  grid: string;
+  unit: string;
+  accent: string;
+  cool: string;
+  warm: string;
+  coolTint: string;
+  warmTint: string;
+  sans: string;
+  dark: boolean;
+}
+
+export type Pen = CanvasRenderingContext2D;
+export interface Box {
+  left: number;
+  right: number;
+  top: number;
+  bottom: number;
+}
+export type Rgb = readonly number[];
+export type Tick = readonly [number, string];
+
+export const TAU = 2 * Math.PI;
+export const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, value));
+export const css = (colour: Rgb): string => `rgb(${colour[0]} ${colour[1]} ${colour[2]})`;
+
+/** Eight hues that stay apart for colour-blind readers, for classes and groups, on light and on dark paper. */
+const HUES_LIGHT = ["#2166a8", "#bf5b17", "#1b7f5c", "#a8437e", "#7a6a00", "#5b4bab", "#52606b", "#b03a2e"];
+const HUES_DARK = ["#6fb1ee", "#f0984f", "#5fc9a1", "#e58bbd", "#d8c64a", "#a79bf0", "#a5b1bb", "#f08a80"];
+export const hue = (index: number, look: Look): string => (look.dark ? HUES_DARK : HUES_LIGHT)[((index % 8) + 8) % 8];
+
+export function line(pen: Pen, count: number, x: (i: number) => number, y: (i: number) => number): void {
+  pen.beginPath();
+  let drawing = false;
+  for (let i = 0; i < count; i++) {
+    const [px, py] = [x(i), y(i)];
+    if (!Number.isFinite(px) || !Number.isFinite(py)) drawing = false;
+    else if (drawing) pen.lineTo(px, py);
+    else {
+      pen.moveTo(px, py);
+      drawing = true;
+    }
+  }
+  pen.stroke();
+}
+
+export interface TextStyle {
+  colour: string;
+  align?: CanvasTextAlign;
+  base?: CanvasTextBaseline;
+  size?: number;
+  weight?: number | "";
+}
+
+export function text(pen: Pen, look: Look, words: string, x: number, y: number, style: TextStyle): void {
+  pen.font = `${style.weight ?? ""} ${style.size ?? 11}px ${look.sans}`;
+  pen.fillStyle = style.colour;
+  pen.textAlign = style.align ?? "center";
+  pen.textBaseline = style.base ?? "alphabetic";
+  pen.fillText(words, x, y);
+}
+
+export const plotBox = (width: number, height: number): Box => ({
+  left: 44,
+  right: width - 8,
+  top: 8,
+  bottom: height - 20,
+});
+
+/** Grid lines and labels; a label without room is left out. */
+export function axes(
+  pen: Pen,
+  box: Box,
+  look: Look,
+  x: (v: number) => number,
+  y: (v: number) => number,
+  xTicks: Tick[],
+  yTicks: Tick[],
+): void {
+  pen.lineWidth = 1;
+  for (const [value, label] of yTicks) {
+    pen.strokeStyle = look.grid;
+    const at = Math.round(y(value)) + 0.5;
+    line(
+      pen,
+      2,
+      (i) => (i ? box.right : box.left),
+      () => at,
+    );
+    text(pen, look, label, box.left - 7, y(value), { colour: look.quiet, align: "right", base: "middle" });
+  }
+  xTicks.forEach(([value, label], i) => {
+    const next = xTicks[i + 1];
+    if (next && x(next[0]) - x(value) < 26) return;
+    const end = x(value) > box.right - 12;
+    const at = end ? box.right : x(value);
+    text(pen, look, label, at, box.bottom + 15, { colour: look.quiet, align: end ? "right" : "center" });
+  });
+}
+
+/** Round numbers that divide a range into a handful of parts. */
+export function niceTicks(low: number, high: number, count = 4): number[] {
+  const raw = (high - low) / count;
+  if (!(raw > 0) || !Number.isFinite(raw)) return [low];
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const unit = [1, 2, 2.5, 5, 10].map((m) => m * power).find((u) => u >= raw * 0.999) ?? raw;
+  const found: number[] = [];
+  for (let i = Math.ceil(low / unit - 1e-9); i * unit <= high + 1e-9 * unit; i++)
+    found.push(Number((i * unit).toPrecision(12)));
+  return found;
+}
+
+export function nearest(list: ArrayLike<number>, value: number): number {
+  let best = 0;
+  for (let i = 1; i < list.length; i++) if (Math.abs(list[i] - value) < Math.abs(list[best] - value)) best = i;
+  return best;
+}
+
+/** Smallest and largest finite number; [0, 1] when there is none. */
+export function range(values: ArrayLike<number | null>): [number, number] {
+  let [low, high] = [Infinity, -Infinity];
+  for (let i = 0; i < values.length; i++) {
+    const value = values[i];
+    if (value === null || !Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return low <= high ? [low, high] : [0, 1];
+}

@@ -1,0 +1,38 @@
+"""The page: served live over a folder of runs, or written as one file."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import typer
+
+from unlazy.runtime import require
+
+
+def studio_command(runs: Path, *, host: str, port: int, token: str | None, browser: bool) -> None:
+    """Serve until Ctrl-C."""
+    from unlazy.studio.app import serve
+
+    def ready(address: str) -> None:
+        typer.echo(f"runs below {runs.resolve()}")
+        typer.echo(f"open {address}   (Ctrl-C ends it)")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    chosen = secrets.token_urlsafe(18) if token == "new" else token
+    serve(runs, host=host, port=port, token=chosen, ready=ready)
+
+
+def report_command(names: list[str], out: Path, root: Path, steps: int) -> None:
+    """One or more runs as one file."""
+    from unlazy.cli.runs import find_run
+    from unlazy.studio.report import write_run_report
+
+    require(not out.is_dir(), f"{out} is a folder; name a file for the page.")
+    page, notice = write_run_report([find_run(name, root).folder for name in names], out, most_steps=steps)
+    if notice:
+        typer.echo(notice)
+    typer.echo(f"page: {page.resolve()} ({page.stat().st_size / 1e6:.1f} MB); it opens without a server")

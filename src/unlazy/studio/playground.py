@@ -1,0 +1,95 @@
+"""The playground's side in the server: one child process at a time, in a folder that goes away with the server."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+
+from unlazy.runtime import StoreError
+from unlazy.studio.shelf import PLAYGROUND
+from unlazy.studio.trainer import Play
+
+PATIENCE = 60.0  # seconds until the child must have begun its run
+KEPT = 5  # finished plays that can still be looked at
+
+
+class Playground:
+    """Starts, stops and forgets playground trainings."""
+
+    def __init__(self) -> None:
+        self._place = tempfile.TemporaryDirectory(prefix="unlazy-play-", ignore_cleanup_errors=True)
+        self.root = Path(self._place.name).resolve()
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    def start(self, play: Play) -> str:
+        """Train ``play`` in a child process, in place of whatever was running; returns the key of its run."""
+        with self._lock:
+            self._end()
+            self._forget()
+            folder = self.root / f"{play.model}-{play.data}-{secrets.token_hex(3)}"
+            errors = self.root / f"{folder.name}.log"
+            with errors.open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "unlazy.studio.trainer", str(folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    cwd=self.root,
+                )
+            self._process, self._folder = process, folder
+            assert process.stdin is not None
+            with suppress(OSError):  # if it died at once, that is told below
+                process.stdin.write(json.dumps(asdict(play)).encode() + b"\n")
+                process.stdin.flush()  # and stays open: its end is the child's end
+        begun = time.monotonic()
+        while not (folder / "run.json").exists():
+            if process.poll() is not None or time.monotonic() - begun > PATIENCE:
+                words = errors.read_text(errors="replace").strip().splitlines() if errors.exists() else []
+                raise StoreError(f"the playground could not start: {words[-1] if words else 'it was stopped'}.")
+            time.sleep(0.02)
+        return f"{PLAYGROUND}/{folder.name}"
+
+    def playing(self) -> str | None:
+        """The key of the run that is being trained, if one is."""
+        process, folder = self._process, self._folder
+        if process is None or folder is None or process.poll() is not None:
+            return None
+        return f"{PLAYGROUND}/{folder.name}"
+
+    def stop(self) -> None:
+        """End the training; its run stays to be looked at."""
+        with self._lock:
+            self._end()
+
+    def close(self) -> None:
+        """End the training and delete everything it made."""
+        self.stop()
+        self._place.cleanup()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if process.stdin is not None:
+                with suppress(OSError):  # a broken pipe: nobody reads it any more
+                    process.stdin.close()
+
+    def _forget(self) -> None:
+        """Keep the newest few runs only."""
+        runs = sorted((path for path in self.root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        for old in runs[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+            old.with_name(f"{old.name}.log").unlink(missing_ok=True)

@@ -1,0 +1,220 @@
+"""Runs as the page sees them: found below a folder, listed, opened by key. Nothing is ever written.
+
+Requests name runs by key (their path below the root) and keys are looked up among the folders a walk has found, so
+that no path is ever built from what somebody typed. Links that leave the root are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unlazy.runtime import StoreError
+from unlazy.store import Run
+from unlazy.studio.openrun import OpenRun, Stamp, check_files, stamp_of
+
+PLAYGROUND = "~play"  # keys of playground runs begin so
+MOST_FOLDERS = 50_000
+KEPT_OPEN = 32
+
+
+def walk(root: Path) -> Iterator[Path]:
+    """Every folder below ``root`` that holds a run.json; links are not followed, nothing inside a run is looked at."""
+    waiting, seen = [root], 0
+    while waiting and seen < MOST_FOLDERS:
+        folder = waiting.pop()
+        seen += 1
+        try:
+            with os.scandir(folder) as entries:
+                below: list[Path] = []
+                for entry in entries:
+                    if entry.name == "run.json":
+                        yield folder
+                        below = []
+                        break
+                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                        below.append(Path(entry.path))
+        except OSError:
+            continue
+        waiting += sorted(below, reverse=True)
+
+
+def newest(path: Path, window: int = 1 << 12) -> tuple[int, dict[str, list[float | None]]]:
+    """Last step and newest value of every scalar, from the end of metrics.jsonl alone: the whole file may be long."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = max(0, size - window)
+            file.seek(start)
+            pieces = file.read(size - start).split(b"\n")[:-1]  # a line without its newline does not count
+    except FileNotFoundError:
+        return 0, {}
+    whole = pieces[1:] if start else pieces
+    if not whole and start:
+        return newest(path, 8 * window)
+    step = 0
+    latest: dict[str, list[float | None]] = {}
+    for raw in whole:
+        try:
+            entry = json.loads(raw)
+            step, latest = entry["step"], latest | entry["scalars"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{path}: a measurement is damaged ({error!r}).") from error
+    return step, latest
+
+
+class Shelf:
+    """All runs below one folder (and the playground's), found again at most once a second; or ``only`` some of them."""
+
+    def __init__(self, root: str | Path, playground: Path | None = None, *, only: Sequence[Path] | None = None) -> None:
+        self.root = Path(root).resolve()
+        self._only = only
+        self.playground = playground.resolve() if playground else None
+        self._lock = threading.Lock()
+        self._folders: dict[str, Path] = {}
+        self._walked = float("-inf")
+        self._cards: dict[str, tuple[Stamp, dict[str, Any] | StoreError]] = {}
+        self._open: dict[str, tuple[Stamp, OpenRun]] = {}
+
+    def folders(self) -> dict[str, Path]:
+        """Key and folder of every run there is."""
+        with self._lock:
+            if time.monotonic() - self._walked > 1:
+                there = walk(self.root) if self._only is None else self._only
+                found = {folder.relative_to(self.root).as_posix(): folder for folder in there}
+                if self.playground:
+                    played = {folder.relative_to(self.playground): folder for folder in walk(self.playground)}
+                    found |= {f"{PLAYGROUND}/{key.as_posix()}": folder for key, folder in played.items()}
+                self._folders = found
+                self._walked = time.monotonic()
+            return self._folders
+
+    def folder(self, key: str) -> Path:
+        """The folder behind a key; a run that appeared a moment ago counts too."""
+        found = self._folders.get(key) or self.folders().get(key)
+        if found is None and key.startswith(f"{PLAYGROUND}/"):
+            self._walked = float("-inf")
+            found = self.folders().get(key)
+        if found is None:
+            raise StoreError(f"there is no run {key!r} here.")
+        return found
+
+    def base(self, key: str) -> Path:
+        """What the run's files must lie in."""
+        return self.playground if self.playground and key.startswith(f"{PLAYGROUND}/") else self.root
+
+    def cards(self) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+        """One card a run, newest first, and the folders that cannot be read, with the reason."""
+        cards, broken = [], []
+        for key, folder in self.folders().items():
+            try:
+                cards.append(self.card(key, folder))
+            except StoreError as error:
+                broken.append({"folder": key, "error": str(error)})
+        gone = self._cards.keys() - self._folders.keys()
+        for key in gone:
+            self._cards.pop(key, None)
+        return sorted(cards, key=lambda card: (card["started"] or "", card["key"]), reverse=True), broken
+
+    def card(self, key: str, folder: Path | None = None) -> dict[str, Any]:
+        """What the list says of one run; read again only when one of its files changed."""
+        folder = folder or self.folder(key)
+        stamp, known = stamp_of(folder), self._cards.get(key)
+        if known is None or known[0] != stamp:
+            try:
+                known = (stamp, _card(key, folder, self.base(key)))
+            except StoreError as error:
+                known = (stamp, error)
+            except Exception as error:  # whatever a damaged file holds, the other runs are shown
+                known = (stamp, StoreError(f"{key} is damaged ({error!r})."))
+            self._cards[key] = known
+        if isinstance(known[1], StoreError):
+            raise known[1]
+        if known[1]["state"] in ("running", "interrupted"):
+            return known[1] | {"state": Run(folder).status()["state"]}  # the writer may have died without a word
+        return known[1]
+
+    def open(self, key: str) -> OpenRun:
+        """The run behind a key, with all its measurements; kept until one of its files changes."""
+        folder = self.folder(key)
+        stamp = stamp_of(folder)
+        with self._lock:
+            known = self._open.pop(key, None)
+        if known is None or known[0] != stamp:
+            known = (stamp, OpenRun(key, folder, self.base(key), None if known is None else known[1]))
+        with self._lock:
+            self._open[key] = known
+            while len(self._open) > KEPT_OPEN:
+                self._open.pop(next(iter(self._open)))
+        return known[1]
+
+
+def _card(key: str, folder: Path, root: Path) -> dict[str, Any]:
+    check_files(folder, root)
+    run = Run(folder)
+    status, (step, latest) = run.status(), newest(folder / "metrics.jsonl")
+    provenance = run.header["provenance"]
+    return {
+        "key": key,
+        "id": run.id,
+        "kind": str(run.header.get("kind") or "train"),
+        "study": _text(run.header["study"]),
+        "scale": _text(run.header["scale"]),
+        "state": status["state"],
+        "step": max(status["step"], step),
+        "error": status["error"],
+        "started": _text(provenance.get("started")) if isinstance(provenance, Mapping) else None,
+        "members": len(run.members),
+        "model": model_words(run.header),
+        "data": data_words(run.header),
+        "last": {name: _first(values) for name, values in latest.items()},
+        "verdict": (read_verdict(folder) or {}).get("label"),
+    }
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _first(values: Any) -> float | None:
+    value = values[0] if isinstance(values, list) and values else values
+    return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
+
+
+def read_verdict(folder: Path) -> dict[str, Any] | None:
+    """What a scope left in verdict.json, if it did and it can be read."""
+    try:
+        verdict = json.loads((folder / "verdict.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return verdict if isinstance(verdict, dict) else None
+
+
+def model_words(header: Mapping[str, Any]) -> str:
+    """A network in a few words: "DLGN, constant experts, 5 x 16"."""
+    spec = header.get("model")
+    if not isinstance(spec, Mapping):
+        recipe = header.get("recipe")
+        named = spec or (recipe.get("model") if isinstance(recipe, Mapping) else None)
+        return str(named).split("\n")[0].rstrip("( ")[:60] if named else "unknown"
+    kinds = {"own": "ReLU net", "open": "deep linear net", "quadratic": "quadratically gated net"}
+    words = [kinds.get(str(spec.get("gating")), "DLGN")]
+    if spec.get("experts") == "constant":
+        words.append("constant experts")
+    if spec.get("train_gates") is False:
+        words.append("frozen gates")
+    if spec.get("depth") and spec.get("width"):
+        words.append(f"{spec['depth']} x {spec['width']}")
+    return ", ".join(words)
+
+
+def data_words(header: Mapping[str, Any]) -> str:
+    data = header.get("data")
+    return str(data.get("name", "unknown")) if isinstance(data, Mapping) else "unknown"

@@ -1,0 +1,230 @@
+"""The playground's child process: trains one small network into a run folder, slowly enough to watch, within limits.
+
+    python -m unlazy.studio.trainer FOLDER        settings as one line of JSON on standard input
+
+It ends when its time is over, when it is killed, or when whoever started it is gone (its standard input closes).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unlazy.runtime import InputError, require
+
+if TYPE_CHECKING:
+    import torch
+
+    from unlazy.data.dataset import Dataset
+    from unlazy.models.spec import NetSpec
+
+MODELS = ("relu", "dlgn", "pwc")
+DATA = ("circle", "moons", "xor", "spiral")
+GATES = ("soft", "hard")
+EXTENT, SIDE = 1.5, 48  # the grid on which the output is drawn
+SECONDS = 120
+STEPS = 20_000
+BATCH = 32
+PER_SECOND = 18  # frames
+MEMORY = 4 << 30  # bytes of address space; torch itself takes more than one GiB of it
+LARGEST_FILE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Play:
+    """What a person chose in the playground."""
+
+    model: str = "pwc"
+    data: str = "circle"
+    width: int = 8
+    depth: int = 3
+    beta: float = 4.0
+    gate: str = "soft"
+    frequencies: tuple[float, float] = (1.0, 5.0)
+    seed: int = 0
+    learning_rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        for name, known in (("model", MODELS), ("data", DATA), ("gate", GATES)):
+            value = getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(known)}; got {value!r}.")
+        for name, low, high in (("width", 1, 64), ("depth", 1, 8), ("seed", 0, 10**6)):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require(
+                whole and low <= value <= high, f"{name} must be a whole number from {low} to {high}; got {value!r}."
+            )
+        _within("beta", self.beta, 0.1, 100.0)
+        _within("learning_rate", self.learning_rate, 1e-5, 1.0)
+        pair = self.frequencies
+        require(isinstance(pair, tuple) and len(pair) == 2, f"frequencies are two numbers; got {pair!r}.")
+        for value in pair:
+            _within("a frequency", value, 0.0, 32.0)
+        object.__setattr__(self, "frequencies", (float(pair[0]), float(pair[1])))
+
+    @classmethod
+    def from_json(cls, plain: Any) -> Play:
+        """Settings from the page; anything unknown is refused."""
+        require(isinstance(plain, dict), "settings must be a JSON object.")
+        unknown = sorted(set(plain) - {field.name for field in fields(cls)})
+        require(not unknown, f"unknown settings: {', '.join(map(str, unknown))[:200]}.")
+        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+        try:
+            return cls(**plain)
+        except TypeError as error:
+            raise InputError(f"settings: {error}.") from error
+
+
+def _within(name: str, value: Any, low: float, high: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    require(number and low <= value <= high, f"{name} must be a number from {low:g} to {high:g}; got {value!r}.")
+
+
+def due(step: int) -> bool:
+    """Every step at first, then every fiftieth part of the way, at most 50 steps apart."""
+    return step % max(1, min(50, step // 50)) == 0
+
+
+def data_of(play: Play) -> Dataset:
+    """The chosen points of the plane with targets: two waves on the circle, or classes -1 and 1."""
+    import torch
+
+    from unlazy.data.dataset import Dataset
+    from unlazy.data.synthetic import Circle
+    from unlazy.runtime import stream
+
+    if play.data == "circle":
+        return Circle(n=240, top=play.frequencies[0], bottom=play.frequencies[1]).dataset()
+    n, random = 240, stream(play.seed, "playground", play.data)
+    noise = torch.randn(n, 2, generator=random)
+    t, label = torch.rand(n, generator=random), torch.arange(n) % 2
+    if play.data == "moons":
+        angle = math.pi * (t + label)
+        x = torch.stack([torch.cos(angle) + label - 0.5, torch.sin(angle) + 0.5 * label - 0.25], 1) * 0.85
+        x = x + 0.07 * noise
+    elif play.data == "spiral":
+        angle = 3 * math.pi * t.sqrt() + math.pi * label
+        x = torch.stack([torch.cos(angle), torch.sin(angle)], 1) * (0.1 + 1.1 * t.sqrt())[:, None] + 0.03 * noise
+    else:
+        corner = torch.arange(n) // 2 % 2
+        signs = torch.stack([2.0 * corner - 1, (2.0 * corner - 1) * (2.0 * label - 1)], 1)
+        x = 0.7 * signs + 0.18 * noise
+    classes = {"blue": label == 0, "orange": label == 1}
+    return Dataset(play.data, x, (2.0 * label - 1)[:, None], classes, {"n": n, "seed": play.seed})
+
+
+def spec_of(play: Play) -> NetSpec:
+    from unlazy.models.gates import HardGate, SoftGate
+    from unlazy.models.spec import NetSpec, relu_spec
+
+    sizes: dict[str, Any] = {"width": play.width, "depth": play.depth}
+    if play.model == "relu":
+        return relu_spec(2, **sizes)
+    gate = SoftGate(play.beta) if play.gate == "soft" else HardGate(play.beta)
+    return NetSpec(2, experts="constant" if play.model == "pwc" else "linear", gate=gate, **sizes)
+
+
+def grid() -> torch.Tensor:
+    """Points of the picture, row by row from the lowest."""
+    import torch
+
+    line = torch.linspace(-EXTENT, EXTENT, SIDE)
+    y, x = torch.meshgrid(line, line, indexing="ij")
+    return torch.stack([x.reshape(-1), y.reshape(-1)], 1)
+
+
+def train(play: Play, folder: Path, *, steps: int = STEPS, seconds: float = SECONDS) -> None:
+    """Train and record a frame at every due step, no more than ``PER_SECOND`` of them a second."""
+    import torch
+
+    from unlazy import runtime
+    from unlazy.probes import standard
+    from unlazy.store import Writer
+    from unlazy.training.ensemble import Member, MemberAdam, batch_order, stack_of
+    from unlazy.training.fit import squared_error
+
+    data, spec, picture = data_of(play), spec_of(play), grid()
+    member = Member(play.seed, play.learning_rate, None if play.model == "relu" else play.beta)
+    net = stack_of(spec, [member], torch.float32)
+    adam = MemberAdam(net, [member.lr])
+    groups = {name: inside.nonzero()[:, 0].tolist() for name, inside in data.groups.items()}
+    recipe = {
+        "play": asdict(play),
+        "batch": BATCH,
+        "grid": {"extent": EXTENT, "size": SIDE},
+        "scope": {"groups": groups},
+        "started": time.time(),
+    }
+    header = {
+        "kind": "play",
+        "study": None,
+        "scale": None,
+        "recipe": recipe,
+        "members": [member.to_dict()],
+        "model": spec.to_dict(),
+        "data": data.describe(),
+        "provenance": runtime.provenance("float32"),
+    }
+    end, next_frame = time.monotonic() + seconds, 0.0
+    with Writer(folder, header) as writer:
+        for step in range(steps + 1):
+            if step:
+                epoch, place = divmod(step - 1, -(-len(data) // BATCH))
+                rows = batch_order([member], epoch, len(data))[:, place * BATCH : (place + 1) * BATCH]
+                adam.minimise(squared_error(net(data.x[rows]), data.y[rows]))
+            over = step == steps or time.monotonic() > end
+            if not (due(step) or over):
+                continue
+            time.sleep(max(0.0, next_frame - time.monotonic()))
+            next_frame = time.monotonic() + 1 / PER_SECOND
+            scalars = {name: value.numpy() for name, value in standard.curves(net, data).items()}
+            arrays = {name: value.detach().numpy() for name, value in standard.portrait(net, data).items()}
+            with torch.no_grad():
+                arrays["grid_output"] = net(picture)[..., 0].numpy()
+            if step == 0:
+                arrays |= {"probe_x": data.x[None].numpy(), "probe_y": data.y[None].numpy()}
+            writer.record(step, scalars, arrays)
+            if over:
+                break
+        writer.finish()
+
+
+def limit_this_process(seconds: int = SECONDS) -> None:
+    """Last in line for the processor, bounded in processor time, memory and file size, gone when its parent is."""
+    os.nice(10)
+    for what, most in (
+        (resource.RLIMIT_CPU, seconds + 30),
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_FSIZE, LARGEST_FILE),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(what)
+        resource.setrlimit(what, (most, most) if hard == resource.RLIM_INFINITY else (min(most, hard), min(most, hard)))
+
+
+def _leave_with_parent() -> None:
+    sys.stdin.buffer.read()  # returns when the other end is closed
+    os._exit(0)
+
+
+def main() -> None:
+    """Entry of the child process."""
+    play = Play.from_json(json.loads(sys.stdin.buffer.readline()))
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    limit_this_process()
+    import torch
+
+    torch.set_num_threads(1)
+    train(play, Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""One half-space or neuron over training: where it points, how far it turned, on which samples it is open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unlazy.studio.answers import BadRequest, NotHere
+from unlazy.studio.openrun import OpenRun
+from unlazy.studio.probe import probe_of
+
+WHAT = ("turned", "length", "open")
+
+
+@dataclass(frozen=True)
+class Story:
+    """A unit at every stored step: ``vectors [T, d]`` and, for half-spaces, ``offsets [T]``."""
+
+    steps: list[int]
+    vectors: NDArray[np.float64]
+    offsets: NDArray[np.float64] | None
+
+
+def story(opened: OpenRun, quantity: str, member: int, layer: int, unit: int) -> Story:
+    """One unit of ``normals [layers, width, d]`` or of ``neurons [units, d]`` (layer 0)."""
+    steps = opened.steps(quantity, member)
+    if not steps:
+        raise NotHere(f"{opened.key} has no {quantity!r}.")
+    vectors = []
+    for step in steps:
+        values = opened.stored(quantity, step, member).read()
+        layered = values if values.ndim == 3 else values[None]
+        if layered.ndim != 3 or layer >= layered.shape[0] or unit >= layered.shape[1]:
+            raise NotHere(f"{quantity} of {opened.key} has no unit {unit} in layer {layer}.")
+        vectors.append(layered[layer, unit].astype(np.float64))
+    offsets = None
+    if quantity == "normals" and opened.steps("offsets", member) == steps:
+        offsets = np.array([opened.stored("offsets", step, member).read()[layer, unit] for step in steps], np.float64)
+    return Story(steps, np.stack(vectors), offsets)
+
+
+def degrees_turned(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The angle of every row to the first; 0 where one of them vanishes."""
+    length = np.linalg.norm(vectors, axis=1)
+    size = length * length[0]
+    cosine = np.divide(vectors @ vectors[0], size, out=np.ones_like(size), where=size > 0)
+    return np.asarray(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
+
+
+def curves_of(
+    opened: OpenRun, quantity: str, member: int, layer: int, unit: int, what: str
+) -> tuple[list[int], dict[str, NDArray[np.float64]]]:
+    """``turned``: degrees since the start; ``length``: norm and offset; ``open``: share of each group on the open side."""
+    found = story(opened, quantity, member, layer, unit)
+    if what == "turned":
+        return found.steps, {"turned": degrees_turned(found.vectors)}
+    if what == "length":
+        lines = {"length": np.linalg.norm(found.vectors, axis=1)}
+        return found.steps, lines if found.offsets is None else lines | {"offset": found.offsets}
+    if what != "open":
+        raise BadRequest(f"of a unit there are {', '.join(WHAT)}, not {what!r}.")
+    points = _points(opened)
+    if points is None or points.shape[1] != found.vectors.shape[1]:
+        raise NotHere(f"the inputs of {opened.key} are not stored; nobody can say where a unit is open.")
+    offsets = 0.0 if found.offsets is None else found.offsets
+    is_open = points @ found.vectors.T + offsets >= 0  # [n, T]
+    groups = probe_of(opened).groups or {"all": list(range(len(points)))}
+    return found.steps, {name: is_open[places].mean(0) for name, places in groups.items()}
+
+
+def _points(opened: OpenRun) -> NDArray[Any] | None:
+    made = probe_of(opened).made.get("probe_x")
+    if made is None and opened.steps("probe_x"):
+        made = opened.stored("probe_x", opened.steps("probe_x")[0], 0).read()
+    return None if made is None else made.reshape(len(made), -1).astype(np.float64)

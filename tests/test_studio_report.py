@@ -1,0 +1,158 @@
+"""The one-file report: the server's answers under the page's addresses, small enough to send, nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from studioruns import STEPS, arrays_at, files_below, header, write_run
+from unlazy.cli import app as cli
+from unlazy.runtime import InputError, StoreError
+from unlazy.store import Writer
+from unlazy.studio import bundle as built
+from unlazy.studio import report as module
+from unlazy.studio.answers import address
+from unlazy.studio.payload import Payload
+from unlazy.studio.report import Picture, Report, Scene, report_content, write_run_report
+from unlazy.studio.shelf import Shelf
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    write_run(tmp_path / "runs" / "one", members=3)
+    write_run(tmp_path / "runs" / "deep" / "two & <three>")
+    return tmp_path / "runs"
+
+
+def content_of(page: str) -> dict:
+    return json.loads(re.search(r'<script[^>]*id="unlazy-inline"[^>]*>(.*?)</script>', page, re.S)[1])
+
+
+def unpacked(response: dict) -> np.ndarray:
+    kind = response["headers"]["X-Dtype"]
+    shape = [int(side) for side in response["headers"]["X-Shape"].split(",")]
+    return np.frombuffer(base64.b64decode(response["base64"]), "<f4" if kind == "float32" else kind).reshape(shape)
+
+
+def test_what_is_inside_is_what_the_server_says(store):
+    payload = Payload(Shelf(store))
+    content = report_content(payload, Report("t", "l", (Scene("one", member=2),)))
+    responses = content["responses"]
+    for step in STEPS:
+        served = payload.answer(["levels", "one", "tangent", str(step)], {"member": "2", "scale": "all"})
+        inside = responses[address("levels", "one", "tangent", step, member=0, scale="all")]
+        assert base64.b64decode(inside["base64"]) == served.body
+        assert {**served.headers}.items() <= inside["headers"].items()
+        for name in ("output", "paths", "normals", "offsets"):
+            got = unpacked(responses[address("array", "one", name, step, member=0)])
+            assert np.array_equal(got, arrays_at(step, members=3)[name][2].astype(np.float32))
+    for kind, name in (("spectrum", "overlap"), ("embedding", "neurons")):
+        served = json.loads(payload.answer([kind, "one", name], {"member": "2"}).body)
+        assert responses[address(kind, "one", name, member=0)] == served
+    run = responses["/api/run/one"]
+    assert len(run["header"]["members"]) == 1
+    assert run["header"]["members"][0]["seed"] == 2
+    assert all(fact["shape"][0] == 1 for fact in run["arrays"].values())
+    assert run["scalars"]["loss"]["values"][0] == [2.0]
+    assert "One member" in content["notice"]
+    json.dumps(content, allow_nan=False)
+
+
+def test_a_page_says_what_it_left_out(store, monkeypatch):
+    payload = Payload(Shelf(store))
+    content = report_content(payload, Report("t", "l", (Scene("one"),)), most_steps=3)
+    assert "3 of 5 stored steps are in this page." in content["notice"]
+    assert content["responses"]["/api/run/one"]["steps"] == [0, 4, 50]
+    assert not any("/overlap/16?" in path for path in content["responses"])
+    monkeypatch.setattr(module, "ARRAY_BYTES", 100)
+    monkeypatch.setattr(module, "MAP_BYTES", 10)
+    monkeypatch.setattr(module, "LEAST_SIDE", 4)
+    content = report_content(payload, Report("t", "l", (Scene("one"),)))
+    assert "neurons is too large" in content["notice"]
+    assert "averaged to at most 4 points" in content["notice"]
+    level = content["responses"][address("levels", "one", "overlap", 0, member=0, scale="all")]
+    assert level["headers"]["X-Shape"] == "4,4"
+
+
+def test_a_damaged_array_is_left_out_and_named(store):
+    (store / "one" / "arrays" / "overlap" / "00000004.npy").write_bytes(b"")
+    content = report_content(Payload(Shelf(store)), Report("t", "l", (Scene("one"),)))
+    assert content["responses"]["/api/run/one"]["arrays"]["overlap"]["steps"] == [0, 1, 16, 50]
+    assert "00000004" in content["notice"]
+
+
+def test_a_run_without_arrays_makes_a_page(tmp_path):
+    with Writer(tmp_path / "run", header(members=1)) as writer:
+        writer.record(0, {"loss": np.ones(1)})
+    content = report_content(Payload(Shelf(tmp_path)), Report("t", "l", (Scene("run"),)))
+    assert content["responses"]["/api/run/run"]["arrays"] == {}
+    with pytest.raises(StoreError, match="no run 'other'"):
+        report_content(Payload(Shelf(tmp_path)), Report("t", "l", (Scene("other"),)))
+    with pytest.raises(InputError, match="1 members"):
+        report_content(Payload(Shelf(tmp_path)), Report("t", "l", (Scene("run", member=1),)))
+
+
+def test_the_file_asks_for_nothing_but_itself(store, tmp_path):
+    folders = [store / "one", store / "deep" / "two & <three>"]
+    before = files_below(store)
+    path, _ = write_run_report(folders, tmp_path / "page.html")
+    assert files_below(store) == before
+    page = path.read_text()
+    bare = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.S)
+    assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?!data:|#)[a-z/.]", bare)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert policy.startswith("default-src 'none'")
+    script = re.findall(r"<script>(.*?)</script>", page, re.S)
+    assert len(script) == 1
+    assert built.inline_hash(script[0]) in policy
+    assert "unsafe" not in policy
+    content = content_of(page)
+    assert [scene["key"] for scene in content["scenes"]] == ["one", "deep/two & <three>"]
+    assert content["entry"] == "#/run/one"
+    assert "<three>" not in page  # names are escaped wherever they stand
+
+
+def test_content_cannot_break_out_of_its_element():
+    sly = {"a": "</script><script>alert(1)</script>", "b": "<!--", "c": "\u2028"}
+    text = built.script_json(sly)
+    assert "<" not in text
+    assert "\u2028" not in text
+    assert json.loads(text) == sly
+    page = built.one_file("</title><script>alert(1)</script>", sly)
+    assert "alert(1)</script>" not in page.replace("\\u003c/script\\u003e", "")
+
+
+def test_a_bundle_that_is_missing_or_foreign_is_told(monkeypatch):
+    monkeypatch.setattr(built, "bundle", dict)
+    with pytest.raises(StoreError, match="make frontend"):
+        built.one_file("t", {})
+    monkeypatch.setattr(built, "bundle", lambda: {"index.html": b"<p>", "studio.js": b"", "studio.css": b""})
+    with pytest.raises(StoreError, match="build it again"):
+        built.one_file("t", {})
+
+
+def test_a_figure_must_be_a_picture():
+    with pytest.raises(InputError, match="not a PNG"):
+        Picture("id", "title", "caption", b"GIF89a")
+
+
+def test_the_command_writes_a_page_for_a_run_named_by_folder_or_id(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(cli.app, ["report", str(store / "one"), "-o", "out/page.html"], catch_exceptions=False)
+    assert answer.exit_code == 0
+    assert "opens without a server" in answer.output
+    assert content_of(Path("out/page.html").read_text())["title"] == "one"
+    run_id = json.loads((store / "one" / "run.json").read_text())["id"]
+    answer = CliRunner().invoke(
+        cli.app, ["report", run_id[:8], "--root", str(store), "--steps", "2"], catch_exceptions=False
+    )
+    assert answer.exit_code == 0
+    assert "2 of 5 stored steps" in answer.output
+    with pytest.raises(InputError, match="is a folder"):
+        CliRunner().invoke(cli.app, ["report", str(store / "one"), "-o", "out"], catch_exceptions=False)
