@@ -3,16 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint format docs bench browser clean
+.PHONY: demo test test-all lint format docs bench browser frontend frontend-check screenshots clean
 .DELETE_ON_ERROR:
 
 demo: .venv/core
 	$(BIN)/unlazy demo
 
 test: .venv/test
-	$(BIN)/python -m pytest -n 2 -m "not slow and not browser"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not adapters and not browser"
 
-test-all: .venv/test .venv/browser
+test-all: .venv/test .venv/adapters .venv/fast .venv/browser
 	$(BIN)/python -m pytest -n 2 -m "not browser"
 	$(BIN)/python -m pytest -m browser
 
@@ -30,10 +30,25 @@ docs: .venv/docs
 	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build
 	@echo "docs/_build/index.html"
 
-bench: .venv/core
+bench: .venv/core .venv/browser
 	$(BIN)/python benchmarks/ensemble.py
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/unlazy bench kernels
+	$(BIN)/python benchmarks/adaptive.py
+	$(BIN)/python benchmarks/scope.py
+	$(BIN)/python benchmarks/studio.py
+
+# The page's sources are TypeScript; what they build to is kept with the package, so that nobody else needs Node.
+frontend:
+	cd frontend && npm ci --no-audit --no-fund && npm run build
+
+frontend-check: frontend
+	cd frontend && npm run check && npm test
+	git diff --exit-code --stat -- src/unlazy/studio/static/studio
+
+screenshots: .venv/browser
+	$(BIN)/unlazy demo
+	$(BIN)/python docs/screenshots.py unlazy-demo
 
 # Debian's Chromium for the page tests; UNLAZY_CHROMIUM names another one.
 browser:
@@ -48,9 +63,9 @@ clean:
 	touch $@
 
 .venv/core: .venv/python pyproject.toml constraints.txt
-	$(PIP) --editable .
+	$(PIP) --editable '.[studio]'
 	touch $@
 
-.venv/test .venv/browser .venv/lint .venv/docs: .venv/%: .venv/core
+.venv/test .venv/adapters .venv/fast .venv/browser .venv/lint .venv/docs: .venv/%: .venv/core
 	$(PIP) --editable '.[$*]'
 	touch $@

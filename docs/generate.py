@@ -11,6 +11,7 @@ from unlazy import plots
 from unlazy.claims.scorecard import load_results, scorecard, to_markdown
 from unlazy.studies.halfspace.circle.pilot import compare
 from unlazy.studies.halfspace.circle.pilot import to_markdown as to_table
+from unlazy.studies.halfspace.tables.pages import page as cifar_page
 from unlazy.studies.registry import STUDIES
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,11 @@ def main() -> None:
     (ROOT / "docs" / "api.md").write_text(api())
     paper = json.loads((ROOT / "results" / "circle" / "paper.json").read_text())
     (ROOT / "docs" / "circle_pilot.md").write_text(to_table(compare(paper)))
+    first, second, tries = (
+        json.loads((ROOT / "results" / name).read_text())
+        for name in ("table1/paper.json", "table2/paper.json", "table2/campaign-measured.json")
+    )
+    (ROOT / "docs" / "cifar.md").write_text(cifar_page(first, second, tries["cells"]))
 
 
 if __name__ == "__main__":

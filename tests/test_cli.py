@@ -74,7 +74,7 @@ def invoke(*words: object):
 
 # --- quick to start ------------------------------------------------------------------------------
 
-HEAVY = {"torch", "numpy", "matplotlib", "scipy", "safetensors"}
+HEAVY = {"torch", "numpy", "matplotlib", "scipy", "safetensors", "starlette", "uvicorn"}
 
 
 def imported_by(code: str) -> set[str]:

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from unlazy.data.dataset import Dataset
     from unlazy.data.images import Images, load_images
     from unlazy.data.patterns import Patterns, check_assumptions
+    from unlazy.data.planted import Planted, recovered
     from unlazy.data.relabelled import Cut, Relabelling, cut_classes, random_splits, relabel
     from unlazy.data.synthetic import Circle
     from unlazy.kernels.agop import Ansatz, agop, feature_ansatz, layer_agops
-    from unlazy.kernels.averaged import averaged_tangents, linearisation_quality
+    from unlazy.kernels.averaged import averaged_diagonal, averaged_tangents, linearisation_quality
     from unlazy.kernels.binary import binary_gram
     from unlazy.kernels.compare import (
         alignment,
@@ -42,13 +43,21 @@ if TYPE_CHECKING:
         path_count,
         plan_overlap,
     )
+    from unlazy.kernels.paths.walks import active_paths
     from unlazy.kernels.projection import Projected, project_tangents
     from unlazy.kernels.record import record
     from unlazy.kernels.regression import kernel_regression
     from unlazy.kernels.replay import ChangeShares, attribute_change, gated_value_kernel
     from unlazy.kernels.tangent import layer_kernels, plan_tangent, tangent_diagonal, tangent_features, tangent_kernel
-    from unlazy.kernels.walks import active_paths
-    from unlazy.models.build import DLGN, DeepLinearNet, ReLUNet, build, build_stack, member
+    from unlazy.models.build import (
+        DLGN,
+        DeepLinearNet,
+        ReLUNet,
+        build,
+        build_stack,
+        in_standard_parametrisation,
+        member,
+    )
     from unlazy.models.conv import GatedImageNet, ImageSpec, build_images, conv_spec
     from unlazy.models.folding import fold_batch_norm, half_space_normals
     from unlazy.models.gates import Gates, HardGate, SoftGate
@@ -58,13 +67,17 @@ if TYPE_CHECKING:
     from unlazy.models.truncated import TruncatedNet
     from unlazy.probes.halfspaces import HalfSpaces, half_spaces
     from unlazy.probes.paths import allocation, cell_floor, count_cells, count_path_regions
+    from unlazy.scope.history import History
     from unlazy.scope.schedule import Fixed
     from unlazy.scope.scope import Measure, Scope
+    from unlazy.scope.sinks import MLflowSink, TensorBoardSink, WandbSink
+    from unlazy.scope.verdict import Evidence, Verdict, judge
     from unlazy.store import Run, find_runs
     from unlazy.theory.adaptive import solve_structured, solve_unstructured
     from unlazy.theory.adaptive_model import AdaptiveTangents
     from unlazy.theory.arrangement import plane_cells
     from unlazy.theory.bounds import fixed_feature_bound, learning_conditions, query_bound
+    from unlazy.theory.difficulty import Difficulty, difficulty
     from unlazy.theory.emergence import decompose, explicit_network
     from unlazy.theory.enumerate import path_experts, path_gates, path_sum
     from unlazy.theory.infinite_width import (
@@ -78,22 +91,37 @@ if TYPE_CHECKING:
     from unlazy.theory.penalties import circled_plus, effective_penalty
     from unlazy.theory.queries import AdversarialOracle, HonestOracle, NoisyOracle, find_relevant
     from unlazy.theory.regions import Polyhedron, circle_pieces, path_polyhedron
+    from unlazy.theory.truncated_limit import truncated_kernel_limit
     from unlazy.theory.value_kernel import expected_value_kernel
     from unlazy.training.ensemble import Member
     from unlazy.training.finished import FeaturesFinished, Retraining, features_finished
     from unlazy.training.fit import Recipe, fit
     from unlazy.training.images import ImageRecipe, train_images
     from unlazy.training.linearised import GradientFlow, Linearised, linearise
+    from unlazy.training.recursive_features import (
+        FeatureMachine,
+        laplace_kernel,
+        recursive_features,
+        top_directions,
+    )
 
 _HOME = {
     # watch
     "Scope": "scope.scope",
+    "Verdict": "scope.verdict",
+    "Evidence": "scope.verdict",
+    "judge": "scope.verdict",
+    "History": "scope.history",
+    "TensorBoardSink": "scope.sinks",
+    "WandbSink": "scope.sinks",
+    "MLflowSink": "scope.sinks",
     "Measure": "scope.scope",
     "Fixed": "scope.schedule",
     # networks
     "build": "models.build",
     "build_stack": "models.build",
     "member": "models.build",
+    "in_standard_parametrisation": "models.build",
     "ReLUNet": "models.build",
     "DLGN": "models.build",
     "DeepLinearNet": "models.build",
@@ -137,10 +165,11 @@ _HOME = {
     "kernel_velocity": "kernels.compare",
     "spectrum": "kernels.compare",
     "kernel_regression": "kernels.regression",
-    "active_paths": "kernels.walks",
+    "active_paths": "kernels.paths.walks",
     "plan_overlap": "kernels.overlap",
     "binary_gram": "kernels.binary",
     "averaged_tangents": "kernels.averaged",
+    "averaged_diagonal": "kernels.averaged",
     "linearisation_quality": "kernels.averaged",
     "gate_ties": "kernels.overlap",
     "kernel_flow": "kernels.flow",
@@ -170,6 +199,9 @@ _HOME = {
     "solve_unstructured": "theory.adaptive",
     "solve_structured": "theory.adaptive",
     "AdaptiveTangents": "theory.adaptive_model",
+    "difficulty": "theory.difficulty",
+    "Difficulty": "theory.difficulty",
+    "truncated_kernel_limit": "theory.truncated_limit",
     "explicit_network": "theory.emergence",
     "decompose": "theory.emergence",
     "learning_conditions": "theory.bounds",
@@ -199,6 +231,8 @@ _HOME = {
     "random_splits": "data.relabelled",
     "Patterns": "data.patterns",
     "check_assumptions": "data.patterns",
+    "Planted": "data.planted",
+    "recovered": "data.planted",
     "ImageRecipe": "training.images",
     "train_images": "training.images",
     "Member": "training.ensemble",
@@ -210,6 +244,10 @@ _HOME = {
     "linearise": "training.linearised",
     "Linearised": "training.linearised",
     "GradientFlow": "training.linearised",
+    "recursive_features": "training.recursive_features",
+    "FeatureMachine": "training.recursive_features",
+    "laplace_kernel": "training.recursive_features",
+    "top_directions": "training.recursive_features",
     # runs on disk
     "Run": "store",
     "find_runs": "store",

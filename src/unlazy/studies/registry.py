@@ -115,8 +115,20 @@ STUDIES = (
     StudyEntry(
         "clusters",
         "emergence",
-        "Do weights on MNIST 0/1 gather into two directions? (Figure 3; B11).",
+        "Do weights on MNIST 0/1, and on CIFAR-10, gather into two directions? (Figure 3; B11).",
         "unlazy.studies.emergence.clusters",
+    ),
+    StudyEntry(
+        "teacher-student",
+        "emergence",
+        "A student of images mixed with noise: which part does it learn? (Figure 4; B12).",
+        "unlazy.studies.emergence.teacher_student",
+    ),
+    StudyEntry(
+        "zoo",
+        "emergence",
+        "Planted features of six kinds: who finds them, from how many samples? Networks, DLGN, kernels, feature machines.",
+        "unlazy.studies.emergence.zoo.study",
     ),
     StudyEntry(
         "penalties",
@@ -135,6 +147,24 @@ STUDIES = (
         "tangent",
         "Kernels turn toward what is learned (Figures 1, 3; L6, L8, L9).",
         "unlazy.studies.tangent.label_alignment.study",
+    ),
+    StudyEntry(
+        "sample-size",
+        "tangent",
+        "Fixed and adaptive tangent features and the network, on small training sets (Figure 4 of arXiv v2; L10).",
+        "unlazy.studies.tangent.sample_size.study",
+    ),
+    StudyEntry(
+        "difficulty",
+        "tangent",
+        "Do wrongly labelled points bend the kernel most? Scored beside loss and gradient norm.",
+        "unlazy.studies.tangent.difficulty",
+    ),
+    StudyEntry(
+        "calibration",
+        "scope",
+        "Where the verdict's thresholds come from: networks beside their linearised twins.",
+        "unlazy.studies.scope.calibration.study",
     ),
 )
 
