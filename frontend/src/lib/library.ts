@@ -7,6 +7,13 @@ import type { Block, ClaimRow, Embedding, Levels, RunInfo, RunList, Spectrum } f
 const MEMORY = 256 * 2 ** 20;
 const AT_ONCE = 6;
 
+/** What a panel needs besides step and member: a layer, a unit, another run. */
+export type More = Record<string, string | number>;
+const also = (more: More): string =>
+  Object.entries(more)
+    .map(([name, value]) => `&${name}=${encodeURIComponent(value)}`)
+    .join("");
+
 export const paths = {
   run: (key: string): string => `/api/run/${key}`,
   array: (key: string, quantity: string, step: number, member: number): string =>
@@ -17,10 +24,14 @@ export const paths = {
     `/api/embedding/${key}/${quantity}?member=${member}`,
   spectrum: (key: string, quantity: string, member: number): string =>
     `/api/spectrum/${key}/${quantity}?member=${member}`,
-  figure: (key: string, panel: string, ending: string, step: number, member: number): string =>
-    `/api/figure/${key}/${panel}.${ending}?member=${member}&step=${step}`,
-  code: (key: string, panel: string, step: number, member: number): string =>
-    `/api/code/${key}/${panel}?member=${member}&step=${step}`,
+  figure: (key: string, panel: string, ending: string, step: number, member: number, more: More = {}): string =>
+    `/api/figure/${key}/${encodeURIComponent(panel)}.${ending}?member=${member}&step=${step}${also(more)}`,
+  code: (key: string, panel: string, step: number, member: number, more: More = {}): string =>
+    `/api/code/${key}/${encodeURIComponent(panel)}?member=${member}&step=${step}${also(more)}`,
+  difference: (key: string, quantity: string, step: number, member: number, more: More): string =>
+    `/api/difference/${key}/${quantity}/${step}?member=${member}${also(more)}`,
+  frames: (key: string, quantity: string, steps: number[], member: number, kind: string, scale: string): string =>
+    `/api/frames/${key}/${quantity}?kind=${kind}&member=${member}&scale=${scale}&steps=${steps.join(",")}`,
   claimFigure: (study: string, scale: string, name: string): string => `/api/claim-figure/${study}/${scale}/${name}`,
 };
 
@@ -49,6 +60,27 @@ export function readLevels(answer: Answer): Levels {
     unit: Number(answer.header("X-Unit") ?? 1),
     bad: Number(answer.header("X-Bad") ?? 0),
   };
+}
+
+interface Told {
+  step: number;
+  error?: string;
+}
+
+/** A batch as the server packs it: length of the heads, heads as JSON, then the bodies, all in multiples of four bytes. */
+export function splitFrames(packed: ArrayBuffer): (Told & { answer?: Answer })[] {
+  const length = new DataView(packed).getUint32(0, true);
+  const heads = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length))) as (Told & {
+    bytes?: number;
+    headers?: Record<string, string>;
+  })[];
+  let at = 4 + length;
+  return heads.map(({ step, error, bytes, headers }) => {
+    if (bytes === undefined || !headers) return { step, error: error ?? "it could not be read" };
+    const body = packed.slice(at, at + bytes); // a copy, so that memory is freed frame by frame
+    at += bytes + ((4 - (bytes % 4)) % 4);
+    return { step, answer: { bytes: body, header: (name) => headers[name] ?? null } };
+  });
 }
 
 export class Library {
@@ -125,6 +157,20 @@ export class Library {
       async () => readLevels(await this.source.bytes(path, version)),
       (found) => found.bytes.byteLength,
     );
+  }
+  /** Several steps of a quantity in one answer; each is kept under the address that would have brought it alone. */
+  async frames(path: string, single: (step: number) => string, isLevels: boolean, version?: string): Promise<Told[]> {
+    const { bytes } = await this.#inTurn(() => this.source.bytes(path, version));
+    return splitFrames(bytes).map(({ step, error, answer }) => {
+      if (answer && isLevels) {
+        const value = readLevels(answer);
+        this.memory.set(single(step), value, value.bytes.byteLength);
+      } else if (answer) {
+        const value = readBlock(answer);
+        this.memory.set(single(step), value, value.values.byteLength);
+      }
+      return { step, error };
+    });
   }
   spectrum(path: string): Promise<Spectrum> {
     return this.#get(

@@ -67,16 +67,15 @@ export interface Moment {
 /** Moments worth a jump, read off the curves: a group counts as learned at a tenth of its first loss. */
 export function momentsOf(run: RunInfo, member: number): Moment[] {
   const groups = Object.keys(run.probe.groups ?? {});
-  if (groups.length > 4) return [];
-  const found = groups.map((name, group): Moment | null => {
+  const found = (groups.length > 4 ? [] : groups).map((name, group): Moment | null => {
     const series = run.scalars[`loss_${name}`];
     const first = series?.values[0]?.[member];
     if (!first) return null;
     const at = series.values.findIndex((row) => row[member] !== null && row[member]! <= first / 10);
     return at > 0 ? { step: series.steps[at], words: `${groupName(name)} learned`, group } : null;
   });
-  const when = run.verdict?.when as { step?: unknown } | undefined;
-  const rich = typeof when?.step === "number" ? { step: when.step, words: run.verdict!.label, group: -1 } : null;
+  const left = run.verdict?.when?.network;
+  const rich = typeof left === "number" ? { step: left, words: "no longer lazy", group: -1 } : null;
   const sorted = [...found, rich].filter((moment) => moment !== null).sort((a, b) => a.step - b.step);
   const merged: Moment[] = [];
   for (const moment of sorted) {

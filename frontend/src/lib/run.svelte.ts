@@ -7,6 +7,8 @@ import { studio } from "./studio.svelte.ts";
 import type { Block, Embedding, Levels, RunInfo, Spectrum } from "./types.ts";
 
 const PREFETCH_LIMIT = 192 * 2 ** 20;
+const BATCH = 2 * 2 ** 20; // bytes of frames to ask for at once
+const MOST_FRAMES = 60;
 const RELOAD_EVERY = 1000;
 const COSTLY_EVERY = 10000; // milliseconds between maps and spectra of a run that trains on
 
@@ -221,43 +223,89 @@ export class RunView {
   /** Bring every frame of these arrays, nearest first; stops when called again or when memory would not hold them. */
   async prefetch(levels: string[], arrays: string[]): Promise<void> {
     const turn = ++this.#prefetching;
-    const { info, member } = this;
+    const { info } = this;
     if (!info) return;
     const scale = studio.place.query.scale === "step" ? "step" : "all";
-    const wanted: { path: string; fetch: () => Promise<unknown>; away: number }[] = [];
-    let bytes = 0;
-    for (const [names, isLevels] of [
-      [levels, true],
-      [arrays, false],
-    ] as const)
-      for (const name of names) {
-        const steps = stepsOf(info.arrays[name], member);
-        const size = info.arrays[name].shape.slice(1).reduce((a, b) => a * b, 1);
-        const each = isLevels ? Math.min(size, 1e6) : 4 * size;
-        for (const [away, at] of outward(indexBefore(this.step, steps), steps.length).entries()) {
-          const path = isLevels
-            ? paths.levels(this.key, name, steps[at], member, scale)
-            : paths.array(this.key, name, steps[at], member);
-          const fetch = () =>
-            isLevels ? studio.library.levels(path, info.version) : studio.library.array(path, info.version);
-          wanted.push({ path, fetch, away });
-          bytes += each;
-        }
-      }
-    wanted.sort((a, b) => a.away - b.away);
+    const named = [...levels.map((name) => [name, true] as const), ...arrays.map((name) => [name, false] as const)];
+    const courses = named.map(([name, isLevels]) => this.#course(info, name, isLevels, scale));
+    const bytes = courses.reduce((sum, course) => sum + course.each * course.steps.length, 0);
     const share = Math.min(1, PREFETCH_LIMIT / Math.max(bytes, 1));
     this.partial = share < 1;
-    const chosen = wanted.slice(0, Math.ceil(wanted.length * share));
-    this.total = chosen.length;
+    for (const course of courses) course.steps = course.steps.slice(0, Math.ceil(course.steps.length * share));
+    this.total = courses.reduce((sum, course) => sum + course.steps.length, 0);
     this.done = 0;
-    const queue = chosen[Symbol.iterator]();
+    const batches = courses.flatMap((course) =>
+      inBatches(course.steps, studio.library.source.live ? course.each : Infinity).map((steps, away) => ({
+        course,
+        steps,
+        away,
+      })),
+    );
+    batches.sort((p, q) => p.away - q.away);
+    const queue = batches[Symbol.iterator]();
     const worker = async (): Promise<void> => {
-      for (const { path, fetch } of queue) {
+      for (const { course, steps } of queue) {
         if (turn !== this.#prefetching) return;
-        if (!studio.library.has(path) && !this.#failed.has(path)) await this.#bring(path, fetch);
-        if (turn === this.#prefetching) this.done++;
+        const missing = steps.filter((step) => !studio.library.has(course.path(step)) && !this.#lost(course.path(step)));
+        if (missing.length > 1) await this.#bringMany(course, missing, info.version);
+        for (const step of missing)
+          if (turn === this.#prefetching && !studio.library.has(course.path(step)) && !this.#lost(course.path(step)))
+            await this.#bring(course.path(step), () => course.fetch(step));
+        if (turn === this.#prefetching) this.done += steps.length;
       }
     };
-    await Promise.all([worker(), worker(), worker(), worker()]);
+    await Promise.all([worker(), worker(), worker()]);
   }
+
+  #lost(path: string): boolean {
+    return this.#failed.has(path);
+  }
+
+  /** All steps of one quantity, nearest to the shown one first. */
+  #course(info: RunInfo, name: string, isLevels: boolean, scale: string): Course {
+    const { member, key } = this;
+    const stored = stepsOf(info.arrays[name], member);
+    const size = info.arrays[name].shape.slice(1).reduce((a, b) => a * b, 1);
+    const path = (step: number): string =>
+      isLevels ? paths.levels(key, name, step, member, scale) : paths.array(key, name, step, member);
+    return {
+      isLevels,
+      steps: outward(indexBefore(this.step, stored), stored.length).map((at) => stored[at]),
+      each: isLevels ? Math.min(size, 1e6) : 4 * size,
+      path,
+      batch: (steps) => paths.frames(key, name, steps, member, isLevels ? "levels" : "array", scale),
+      fetch: (step) =>
+        isLevels ? studio.library.levels(path(step), info.version) : studio.library.array(path(step), info.version),
+    };
+  }
+
+  async #bringMany(course: Course, steps: number[], version?: string): Promise<void> {
+    try {
+      const told = await studio.library.frames(course.batch(steps), course.path, course.isLevels, version);
+      for (const { step, error } of told) if (error) this.#failed.set(course.path(step), error);
+    } catch {
+      return; // what is missing is asked for one by one
+    }
+    this.#tick++;
+  }
+}
+
+interface Course {
+  isLevels: boolean;
+  steps: number[];
+  each: number; // bytes of one step
+  path: (step: number) => string;
+  batch: (steps: number[]) => string;
+  fetch: (step: number) => Promise<unknown>;
+}
+
+/** Runs of steps that fit into one answer each; the first are short, so that what is near comes soon. */
+export function inBatches(steps: number[], each: number): number[][] {
+  const most = Math.max(1, Math.min(MOST_FRAMES, Math.floor(BATCH / Math.max(each, 1))));
+  const batches: number[][] = [];
+  for (let at = 0, size = Math.min(4, most); at < steps.length; size = Math.min(2 * size, most)) {
+    batches.push(steps.slice(at, at + size));
+    at += size;
+  }
+  return batches;
 }

@@ -55,11 +55,16 @@ export interface Evidence {
   source?: string | null;
 }
 
+type GroupNumber = "share" | "mass_first" | "mass_last" | "mass_gain" | "loss_first" | "loss_last";
+export type GroupVerdict = Partial<
+  Record<GroupNumber | "alignment_first" | "alignment_last", number | null> & { verdict: string }
+>;
+
 export interface Verdict {
   label: string;
-  when?: unknown;
+  when?: Record<string, number | null>; // the step by which the network, and each measure, left the lazy regime
   evidence?: Evidence[];
-  groups?: Record<string, unknown>;
+  groups?: Record<string, GroupVerdict>;
   reasons?: string[];
 }
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unlazy.kernels.capture import Inputs, call, samples, take
+from unlazy.kernels.capture import call
 from unlazy.kernels.compare import (
     centered_alignment,
     effective_rank,
@@ -23,18 +23,17 @@ from unlazy.kernels.compare import (
     relative_change,
 )
 from unlazy.kernels.overlap import overlap_kernel, path_count
-from unlazy.kernels.record import record
 from unlazy.models.gates import HardGate
 from unlazy.models.net import GatedNet
 from unlazy.probes.halfspaces import half_spaces
 from unlazy.probes.neurons import directions, first_weights
 from unlazy.runtime import InputError, UnlazyError, Unsupported, require
 from unlazy.scope import linear
+from unlazy.scope.gates import open_gates
 from unlazy.scope.probe import Chosen, Probe, losses, right
 from unlazy.scope.tangent import Measured, TangentLook, idle_seconds
 
 VIEWS = ("paths", "tangents", "neurons")
-RECORDED = 64  # samples whose gates are recorded at a time
 NEURON_NUMBERS = 2**20  # weights of a first layer that are kept at every measurement
 MOST_GROUPS = 64
 # The most samples that each expensive look takes; fewer where those would take longer than LOOK_SECONDS, but LEAST_ROWS.
@@ -81,6 +80,7 @@ class Instruments:
     _parts: dict[str, Probe] = field(default_factory=dict)
     _previous: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _push: linear.Push | None = None
+    _size: Tensor | None = None  # |theta_0|
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.views) - set(VIEWS))
@@ -178,8 +178,16 @@ class Instruments:
         return measured
 
     def check(self) -> None:
-        """Refuse a model whose parameters are others than at the start."""
+        """Refuse a model whose trained parameters are others than at the start."""
         now = dict(self.model.named_parameters())
+        new = [
+            name for name, p in now.items() if p.requires_grad and p.is_floating_point() and name not in self.trained
+        ]
+        require(
+            not new,
+            f"{', '.join(_clean(self.model, name) for name in new[:3])} did not train when the scope was made, so nobody knows "
+            "where it started; make a new scope.",
+        )
         other = [name for name, p in self.trained.items() if now.get(name) is not p]
         known = ", ".join(_clean(self.model, name) for name in other[:3])
         require(not other, f"parameters were replaced since the scope was made ({known}); make a new scope.")
@@ -199,7 +207,7 @@ class Instruments:
         start.tangent, start.overlap = (None if k is None else k.to(device) for k in (start.tangent, start.overlap))
         start.gates = None if start.gates is None else [gate.to(device) for gate in start.gates]
         self._previous = {name: (step, kernel.to(device)) for name, (step, kernel) in self._previous.items()}
-        self._push, self._parts = None, {}
+        self._push, self._size, self._parts = None, None, {}
         self._tangents.forget()
 
     def remember(self, name: str, step: int, kernel: Tensor) -> None:
@@ -242,7 +250,7 @@ class Instruments:
     def _raw(self, look: str, part: Probe) -> object:
         """The expensive piece of a look alone."""
         if look == "gates":
-            return self.open_gates(part)
+            return open_gates(self.model, part.x)
         if look == "paths":
             return path_count(self.model, part.x, log=True)
         if look == "linear":
@@ -267,14 +275,11 @@ class Instruments:
 
     def parameters(self, step: int) -> Measured:
         """|theta - theta_0| / |theta_0| over the trained parameters."""
-        pairs = [(p.detach().double(), self.start.parameters[name].double()) for name, p in self.trained.items()]
-        size = torch.stack([before.square().sum() for _, before in pairs]).sum()
-        require(float(size) > 0, "all parameters start at 0, so that motion has no unit")
-        return {
-            "parameter_motion": (
-                torch.stack([(now - before).square().sum() for now, before in pairs]).sum() / size
-            ).sqrt()
-        }
+        if self._size is None:
+            self._size = _joint_norm(self.start.parameters.values())
+        require(float(self._size) > 0, "all parameters start at 0, so that motion has no unit")
+        moves = (_at_least_single(p.detach()) - self.start.parameters[name] for name, p in self.trained.items())
+        return {"parameter_motion": _joint_norm(moves) / self._size}
 
     def neurons(self, step: int) -> Measured:
         """Directions and norms of the first layer's weights; half-spaces of linearly gated networks."""
@@ -289,7 +294,7 @@ class Instruments:
 
     def gates(self, step: int) -> Measured:
         """Share of the gates of the probe set that are open where they were closed at the start, or the other way."""
-        now = self.open_gates(self.part("gates"))
+        now = open_gates(self.model, self.part("gates").x)
         if self.start.gates is None:
             self.start.gates = now
         flipped = torch.cat([a != b for a, b in zip(now, self.start.gates, strict=True)], dim=1)
@@ -317,6 +322,9 @@ class Instruments:
         before, expected = self._linearised(part)
         out = self._output(self.model, part)
         went = (out - before).norm()
+        if step == 0 and not torch.allclose(out, before, rtol=0, atol=_noise(out)):
+            why = "its outputs differ from pass to pass: it is random in evaluation mode, or the samples of a batch meet"
+            raise Unsupported(type(self.model).__name__, why, "Take that layer out.")
         error = (out - expected).norm() / went if float(went) > 0 else torch.zeros_like(went)
         return {"linearisation_error": error, "linear": self._spread("linear", expected)}
 
@@ -363,7 +371,7 @@ class Instruments:
         part = self.part(name)
         measured = {
             name: kernel,
-            f"{name}_distance": kernel_distance(kernel, start),
+            f"{name}_distance": kernel_distance(kernel, start).clamp(min=0),
             f"{name}_rank": effective_rank(kernel),
         }
         if not part.one_target:
@@ -381,14 +389,6 @@ class Instruments:
         with torch.no_grad():
             return call(model, (part or self.probe).x).detach().clone()
 
-    def open_gates(self, part: Probe) -> list[Tensor]:
-        """Open or closed, ``[n, units]`` for every gate."""
-        if isinstance(self.model, GatedNet):
-            with torch.no_grad():
-                return [layer.flatten(1) for layer in self.model.gates(part.x).hard()]
-        parts = [[gate.open.flatten(1) for gate in record(self.model, some)] for some in _chunks(part.x, RECORDED)]
-        return [torch.cat(layer) for layer in zip(*parts, strict=True)]
-
     def _overlap(self, part: Probe) -> Float[Tensor, "n n"]:
         """Numbers of common paths; under one common factor where float64 cannot hold them."""
         try:
@@ -403,12 +403,22 @@ def _has_hard_gates(model: GatedNet) -> bool:
     return isinstance(model.settings.gate, HardGate) and model.settings.gating != "own"
 
 
-def _chunks(x: Inputs, size: int) -> list[Inputs]:
-    return [take(x, slice(start, start + size)) for start in range(0, samples(x), size)]
-
-
 def _clean(model: nn.Module, name: str) -> str:
     return name.removeprefix("model").removeprefix(".") if isinstance(model, Chosen) else name
+
+
+def _noise(out: Tensor) -> float:
+    """How far two ways to compute the same outputs may be apart."""
+    return 1e3 * torch.finfo(out.dtype).eps * float(out.abs().max())
+
+
+def _joint_norm(tensors: Iterable[Tensor]) -> Float[Tensor, ""]:
+    """Of all entries of all tensors, summed in float64."""
+    return torch.stack([torch.linalg.vector_norm(t, dtype=torch.float64) for t in tensors]).norm()
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if torch.finfo(tensor.dtype).bits < 32 else tensor
 
 
 def _own(module: nn.Module, trained: Iterable[Tensor]) -> bool:

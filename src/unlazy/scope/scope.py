@@ -22,12 +22,11 @@ from unlazy.kernels.capture import evaluating
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, StoreError, require
 from unlazy.scope.history import History
-from unlazy.scope.judging import verdict_of
 from unlazy.scope.measures import VIEWS
 from unlazy.scope.probe import Choice, Groups, Loss, as_probe
 from unlazy.scope.schedule import Fixed
 from unlazy.scope.session import Session
-from unlazy.scope.verdict import Verdict
+from unlazy.scope.verdict import Verdict, judge
 from unlazy.store import Tensors, Writer
 
 Probe = Callable[[Any, Dataset], Mapping[str, Tensor]]
@@ -169,7 +168,7 @@ class Scope(AbstractContextManager["Scope"]):
         """Lazy, rich, mixed or cannot tell, with the evidence; the last step seen is measured first if it was not."""
         if self._session is not None and self._failed is None:
             self._guarded(lambda session: session.settle())
-        return verdict_of(self.history)
+        return judge(self.history)
 
     def overhead(self) -> dict[str, Any]:
         """Seconds measuring and training, their ratio, measurements done and put off; construction apart."""
@@ -185,7 +184,7 @@ class Scope(AbstractContextManager["Scope"]):
         return f"Scope({type(self.model).__name__}: {self._failed or span})"
 
     def _repr_html_(self) -> str:
-        drawn = verdict_of(self.history)._repr_html_() if self.history.steps else ""
+        drawn = judge(self.history)._repr_html_() if self.history.steps else ""
         return f"{drawn}<pre>{html.escape(self.report())}</pre>"
 
     # --- how ---------------------------------------------------------------------------------------------------

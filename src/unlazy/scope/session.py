@@ -19,15 +19,14 @@ from torch import Tensor, nn
 from unlazy.kernels.capture import call
 from unlazy.models.net import GatedNet
 from unlazy.runtime import StoreError, provenance, require, short_hash
+from unlazy.scope.folder import KERNELS, QUANTITIES, Keeper, earlier, place_of, resumed_instruments
 from unlazy.scope.history import Array, History
-from unlazy.scope.judging import verdict_of, write_verdict
-from unlazy.scope.keeper import Keeper, earlier
 from unlazy.scope.measures import Instruments
 from unlazy.scope.probe import Choice, Probe, chosen_output, with_columns
-from unlazy.scope.resuming import KERNELS, QUANTITIES, place_of, resumed_instruments
 from unlazy.scope.schedule import Budget, Planner
 from unlazy.scope.tangent import Measured
 from unlazy.scope.untouched import untouched, unwrapped
+from unlazy.scope.verdict import judge
 from unlazy.store import Run
 
 START_BYTES = 2**26  # of parameters, kept in the run so that a resumed scope knows where training began
@@ -60,6 +59,7 @@ class Session:
         self.pid, self.sinks, self.total_steps = os.getpid(), list(sinks), steps
         self.trained, self.measurements, self.shift, self.seen = 0.0, 0, 0, -1
         self.unmeasured: tuple[int, dict[str, Any]] | None = None
+        self.told, self.epochs, self.looking, self.refused = -1, 0, False, set[str]()
         self.finished, self.keeper = False, None
         self.budget = Budget(budget)
         model = unwrapped(model)
@@ -98,6 +98,7 @@ class Session:
             self.shift = int(self.history.last("step_shift") or 0)
         light = self._light()
         self.planner = Planner(self.budget, light)
+        self.planner.spread_grace(self.budget.predict([*self.instruments.looks, "writing"]))
         self.planner.measured(self.measured, self.instruments.looks, 1.0)
         self.construction = time.perf_counter() - began
         self.budget.spent = 0.0
@@ -105,21 +106,18 @@ class Session:
 
     # --- while training ----------------------------------------------------------------------------------------
 
-    def step(self, step: int, scalars: Mapping[str, Any]) -> None:
+    def step(self, step: Any, scalars: Mapping[str, Any]) -> None:
         """``step`` updates are done."""
         self._began = time.perf_counter()
-        self.trained += self._began - self._left
+        self.trained += max(0.0, self._began - self._left)
         try:
             self._step(step, scalars)
         finally:
             self._left = time.perf_counter()
             self.budget.spent += self._left - self._began
 
-    def _step(self, step: int, scalars: Mapping[str, Any]) -> None:
-        require(isinstance(step, int) and step >= 0, f"step is the number of updates done, got {step!r}.")
-        if step == 0 and self.seen < 0 and self._moved():
-            self.shift = 1
-        step += self.shift
+    def _step(self, step: Any, scalars: Mapping[str, Any]) -> None:
+        step = self._counted(_whole(step))
         if step == 0 and self.seen < 0 and scalars:
             self._write(0, ({}, {}), {}, user=scalars)
         if step <= max(self.seen, self.measured):
@@ -130,7 +128,22 @@ class Session:
         if names:
             self._measure(step, names, scalars)
         else:
-            self.unmeasured = (step, dict(scalars))
+            self.unmeasured = (step, {name: _detached(value) for name, value in scalars.items()})
+
+    def _counted(self, step: int) -> int:
+        """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
+        if step == 0 and self.seen < 0 and self._moved():
+            self.shift = 1
+        if step < self.told:
+            if self.epochs == 0:
+                warnings.warn(
+                    f"step {step} came after step {self.told}: steps count updates over the whole training. The scope goes on "
+                    f"counting from {self.seen + 1}.",
+                    stacklevel=6,
+                )
+            self.epochs = self.seen + 1 - self.shift - step
+        self.told = step
+        return step + self.shift + self.epochs
 
     def away(self, seconds: float) -> None:
         """Seconds since the last step that were no training."""
@@ -138,7 +151,7 @@ class Session:
 
     def settle(self) -> None:
         """Measure the last step that was seen, if that has not been done."""
-        if self.unmeasured is None or self.finished or self.pid != os.getpid():
+        if self.unmeasured is None or self.finished or self.looking or self.pid != os.getpid():
             return
         began = time.perf_counter()
         step, scalars = self.unmeasured
@@ -152,9 +165,13 @@ class Session:
         self._synchronise()
         parameter = next(iter(self.instruments.trained.values()))
         place, dtype = parameter.device, parameter.dtype
-        with untouched(self.model):
-            self.instruments.move(place, dtype)
-            measured = self.instruments.measure(step, names)
+        self.looking = True
+        try:
+            with untouched(self.model):
+                self.instruments.move(place, dtype)
+                measured = self.instruments.measure(step, names)
+        finally:
+            self.looking = False
         for name, why in self.instruments.fallen.items():
             warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=4)
         self.instruments.fallen.clear()
@@ -217,10 +234,8 @@ class Session:
 
     def _write_verdict(self) -> None:
         assert self.keeper is not None
-        with suppress(
-            StoreError
-        ):  # no thresholds: what was seen is kept all the same, and verdict() says what is missing
-            write_verdict(self.keeper.folder, verdict_of(self.history))
+        with suppress(StoreError):  # no thresholds: what was seen is kept, and verdict() says what is missing
+            self.keeper.keep(judge(self.history))
 
     def overhead(self) -> dict[str, Any]:
         """What looking cost."""
@@ -252,7 +267,12 @@ class Session:
         for name, value in (user or {}).items():
             known = name in scalars or (name in self.history.scalars and not name.startswith("train_"))
             clash = known and name in self.instruments.own_names
-            scalars[f"train_{name}" if clash else name] = float(torch.as_tensor(value).detach().double().mean())
+            number = _number(value)
+            if number is not None:
+                scalars[f"train_{name}" if clash else name] = number
+            elif name not in self.refused:
+                self.refused.add(name)
+                warnings.warn(f"{name} is not a number but {value!r}, and is not kept.", stacklevel=6)
         if step > 0:
             scalars["overhead"] = self.budget.spent / self.trained if self.trained > 0 else 0.0
             if self.shift:
@@ -351,6 +371,27 @@ def _split(measured: Measured) -> tuple[dict[str, float], dict[str, Array]]:
     return scalars, {name: array.astype(np.float32) if name in KERNELS else array for name, array in arrays.items()}
 
 
+def _whole(step: Any) -> int:
+    """A number of updates: an int, or what numpy, torch or a careless division make of one."""
+    good = isinstance(step, int | float | np.integer | np.floating | Tensor) and np.size(step) == 1
+    number = float(step) if good else -1.0
+    require(number >= 0 and number.is_integer(), f"step is the number of updates done, got {step!r}.")
+    return int(number)
+
+
+def _detached(value: Any) -> Any:
+    """A number that does not keep a graph alive."""
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _number(value: Any) -> float | None:
+    """The mean of what the user gave, or ``None`` where it is not numbers."""
+    try:
+        return float(torch.as_tensor(value).detach().double().mean())
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
 def _plain(tensor: Tensor) -> Array:
     tensor = tensor.detach()
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu().numpy()
@@ -360,6 +401,8 @@ def _check_model(model: nn.Module) -> None:
     require(isinstance(model, nn.Module), f"model must be a torch.nn.Module, got {type(model).__name__}.")
     lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
     require(not lazy, f"{', '.join(lazy)} have no shape yet; call the model once before you make the scope.")
+    complex_ones = [name for name, p in model.named_parameters() if p.requires_grad and p.is_complex()]
+    require(not complex_ones, f"{', '.join(complex_ones[:3])}: tangents by complex parameters are not defined here.")
     some = any(p.requires_grad and p.is_floating_point() for p in model.parameters())
     require(some, "the model has no trainable parameters, so there is no training to watch.")
     sharded = type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule")

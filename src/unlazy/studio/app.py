@@ -91,6 +91,7 @@ def make_app(studio: Studio, *, host: str = "127.0.0.1", token: str | None = Non
     routes = [
         Route("/api/events", partial(_events, studio.watcher)),
         Route("/api/play", partial(_play, studio.playground), methods=["POST"]),
+        Route("/api/play/ready", partial(_ready, studio.playground), methods=["POST"]),
         Route("/api/play/stop", partial(_stop, studio.playground), methods=["POST"]),
         Route("/api/{rest:path}", partial(_answer, studio.payload)),
         Route("/{name:path}", partial(_static, static | {"index.html": page.encode()})),
@@ -156,6 +157,14 @@ async def _play(playground: Playground, request: Any) -> Any:
         return _problem(400, str(error))
     except UnlazyError as error:
         return _problem(409, str(error))
+
+
+async def _ready(playground: Playground, request: Any) -> Any:
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import JSONResponse
+
+    await run_in_threadpool(playground.prepare)
+    return JSONResponse({"ready": True})
 
 
 async def _stop(playground: Playground, request: Any) -> Any:

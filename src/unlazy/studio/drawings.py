@@ -169,6 +169,27 @@ def inputs(run: Run, names: tuple[str, ...], step: int, member: int, layer: int)
     return figure
 
 
+def pictures(run: Run, names: tuple[str, ...], step: int, member: int, layer: int) -> Figure:
+    """The normals of one layer's half-spaces as pictures: orange opens the gate, purple closes it."""
+    from unlazy.studio.openrun import open_folder
+    from unlazy.studio.probe import probe_of
+
+    opened = open_folder(run.folder)
+    normals = opened.stored(names[0], step, member).read()[layer][:100]
+    shape = probe_of(opened).image_shape or [1, 1, normals.shape[-1]]
+    columns = int(np.ceil(np.sqrt(len(normals))))
+    rows = -(-len(normals) // columns)
+    figure, axes = plots.grid(rows, columns, (0.7, 0.7))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, normal in zip(axes.flat, normals, strict=False):
+        picture = normal.reshape(shape).mean(0)
+        top = np.abs(picture).max() or 1
+        axis.imshow(picture, cmap="PuOr_r", vmin=-top, vmax=top)
+    figure.suptitle(f"half-spaces of layer {layer + 1}, step {step}")
+    return figure
+
+
 def verdict(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
     """Every measure between its two thresholds: lazy left of 0, rich right of 1, with its interval."""
     import json

@@ -55,6 +55,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
         drawings.alignment,
         drawings.half_spaces,
         drawings.inputs,
+        drawings.pictures,
         drawings.along,
         drawings.neurons,
         drawings.table,

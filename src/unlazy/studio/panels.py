@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unlazy.studio.answers import BadRequest, NotHere
-from unlazy.studio.figures import OF_FOLDERS as OF_FOLDER
-from unlazy.studio.figures import Request, kind_of
+from unlazy.studio.figures import OF_FOLDERS, Request, kind_of
 from unlazy.studio.openrun import OpenRun
+from unlazy.studio.probe import probe_of
 from unlazy.studio.units import WHAT
 
 NUMBERS = ("step", "member", "layer", "unit", "member2")
@@ -74,7 +74,7 @@ def _of_array(opened: OpenRun, quantity: str, step: int | None, member: int) -> 
     shape = opened.stored(quantity, at, member).read().shape
     name, index = opened.source(quantity, at, member)
     kind = kind_of(quantity, shape)
-    if kind not in OF_FOLDER:
+    if kind not in OF_FOLDERS:
         return Request(kind, (quantity,), at, member)
     return Request(kind, (name,), at, index if opened.stored(quantity, at, member).shape()[0][0] > 1 else 0)
 
@@ -89,7 +89,12 @@ def _of_unit(opened: OpenRun, kind: str, quantity: str, given: Mapping[str, int]
 
 
 def _inputs(opened: OpenRun, given: Mapping[str, int]) -> Request:
-    member = given.get("member", 0)
+    member, probe = given.get("member", 0), probe_of(opened)
+    if opened.steps("normals", member) and probe.kind not in ("circle", "points2d"):
+        step = shown_step(opened, "normals", given.get("step"), member)
+        if probe.image_shape is None:
+            return Request("neurons", ("normals",), step, member)
+        return Request("pictures", ("normals",), step, member, {"layer": given.get("layer", 0)})
     names = tuple(name for name in ("normals", "offsets", "grid_output") if opened.steps(name, member))
     last = max(opened.steps(names[0], member), default=0) if names else 0
     step = shown_step(opened, names[0], given.get("step"), member) if names else given.get("step", last)

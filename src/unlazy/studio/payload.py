@@ -229,7 +229,7 @@ class Payload:
         if form not in figures.FORMATS:
             raise NotHere(f"a figure ends in {', '.join(figures.FORMATS)}; this is {name!r}.")
         request = self._panel(opened, panel, parameters)
-        for name in request.names if request.kind in panels.OF_FOLDER else ():
+        for name in request.names if request.kind in figures.OF_FOLDERS else ():
             opened.check(name)
             opened.check(name.replace("normals", "offsets"))
         with self._drawing:

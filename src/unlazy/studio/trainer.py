@@ -1,8 +1,8 @@
 """The playground's child process: trains one small network into a run folder, slowly enough to watch, within limits.
 
-    python -m unlazy.studio.trainer FOLDER        settings as one line of JSON on standard input
+    python -m unlazy.studio.trainer        folder and settings as one line of JSON on standard input
 
-It ends when its time is over, when it is killed, or when whoever started it is gone (its standard input closes).
+It imports what it needs, then waits for that line, so that a training can begin at once. It ends when its time is over, when it is killed, or when whoever started it is gone (its standard input closes).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass, fields
@@ -215,15 +216,25 @@ def _leave_with_parent() -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """Entry of the child process."""
-    play = Play.from_json(json.loads(sys.stdin.buffer.readline()))
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    limit_this_process()
+def warm() -> None:
+    """Import everything and train a few steps of something small: the first of everything is slow."""
     import torch
 
     torch.set_num_threads(1)
-    train(play, Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        train(Play(width=2, depth=1), Path(place) / ".warm", steps=2)
+
+
+def main() -> None:
+    """Entry of the child process."""
+    limit_this_process()
+    warm()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # nobody wanted a training
+    asked = json.loads(line)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    train(Play.from_json(asked["play"]), Path(asked["folder"]))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class FeatureMachine:
     def agop(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "d d"]:
         """(1/m) sum over rows and outputs of grad f grad f^T; a row that is itself a point of the machine adds no pull there.
 
-        grad f(x) = -(1/width) sum_i c_i K(x, x_i) / |x - x_i|_M  M (x - x_i): one product of matrices for each output.
+        ``grad f(x) = -(1/width) sum_i c_i K(x, x_i) / |x - x_i|_M  M (x - x_i)``: one product of matrices for each output.
         """
         x = x.to(self.points)
         lengths = _lengths(x, self.points, self.metric)
@@ -51,7 +51,7 @@ class FeatureMachine:
 def laplace_kernel(
     x: Float[Tensor, "n d"], z: Float[Tensor, "m d"], metric: Float[Tensor, "d d"], width: float
 ) -> Float[Tensor, "n m"]:
-    """exp(-|x - z|_M / width).
+    """``exp(-|x - z|_M / width)``.
 
     >>> laplace_kernel(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), torch.eye(2), 5.0).item() == torch.tensor(-1.0).exp().item()
     True

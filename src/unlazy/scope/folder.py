@@ -1,18 +1,59 @@
-"""Taking up a run that an earlier scope began: its start is the start, read back from the store."""
+"""The run folder of a scope: its writer, and taking up what an earlier scope began there."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from unlazy.runtime import StoreError
+from unlazy.scope.gates import open_gates
 from unlazy.scope.measures import Instruments, Start
 from unlazy.scope.probe import Probe
-from unlazy.store import Run
+from unlazy.scope.verdict import Verdict
+from unlazy.store import Run, Writer, write_file
 
 KERNELS = ("tangent", "overlap")
 QUANTITIES = {"gates": "gate_flips", "linear": "linearisation_error", "parameters": "parameter_motion"}
+
+
+class Keeper(Writer):
+    """The writer of a scope's folder. A scope has no say in the user's training, so nothing it saw is ever measured again:
+    opening the folder once more keeps all complete measurements and goes on behind them, finished or not.
+    """
+
+    def _resume(self, wanted: str) -> tuple[int, dict[str, Any]] | None:
+        run = Run(self.folder)
+        if run.id != wanted:
+            raise StoreError(
+                f"{self.folder} holds another scope ({run.id}, not {wanted}): another model, probe set or choice of views. "
+                "Choose another folder."
+            )
+        lines = run.lines
+        metrics = self.folder / "metrics.jsonl"
+        if metrics.exists():
+            os.truncate(metrics, lines[-1].end if lines else 0)
+        named = {self.folder / "arrays" / f"{name}.npy" for line in lines for name in line.arrays.values()}
+        named |= {self.folder / "checkpoints" / f"{line.checkpoint}.safetensors" for line in lines if line.checkpoint}
+        self._sweep(named)
+        return (lines[-1].step, {}) if lines else None
+
+    def keep(self, verdict: Verdict) -> None:
+        """``verdict.json``, replaced."""
+        write_file(self.folder / "verdict.json", (json.dumps(verdict.to_dict(), indent=1) + "\n").encode())
+
+
+def earlier(folder: Path, wanted: str) -> Run | None:
+    """The run of an earlier scope with the same recipe that got as far as its first measurement, if there is one."""
+    if not (folder / "run.json").exists():
+        return None
+    run = Run(folder)
+    return run if run.id == wanted and run.lines else None
 
 
 def resumed_instruments(before: Run, model: nn.Module, probe: Probe, views: tuple[str, ...], seed: int) -> Instruments:
@@ -48,7 +89,7 @@ def resumed_instruments(before: Run, model: nn.Module, probe: Probe, views: tupl
         early = copy.deepcopy(model)
         with torch.no_grad():
             early.load_state_dict({**start.parameters, **start.buffers}, strict=False)
-            start.gates = Instruments(early, probe).open_gates(instruments.part("gates"))
+            start.gates = open_gates(early, instruments.part("gates").x)
     for name in KERNELS:
         steps = before.array_steps(name)
         if steps and name in instruments.looks:
