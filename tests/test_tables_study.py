@@ -225,6 +225,16 @@ def test_other_accuracies_flip_the_verdict(claim: str, changes: dict[str, float]
     assert verdicts(first_table(**changes))[claim] == "fails"
 
 
+def test_what_is_compared_to_a_point_waits_until_training_is_done() -> None:
+    results = first_table()
+    for made in results["cells"]:
+        if made["model"] == "relu":
+            made["train_as_trained"] = 0.69
+    told = verdicts(results)
+    assert {told[claim] for claim in ("C20", "C22", "C25")} == {"not run yet"}
+    assert {told[claim] for claim in ("C21", "C23", "F5")} == {"holds"}
+
+
 def test_training_accuracy_decides_c22() -> None:
     results = first_table()
     for made in results["cells"]:

@@ -2,7 +2,8 @@
 
 They count only at the paper's size: all of CIFAR. Networks are compared where they share data, layout, recipe, epochs and seed.
 The paper's gated networks are soft, so these are judged; the same networks with hard gates, and those trained with hard gates,
-are the controls. Accuracies are those after the last epoch.
+are the controls. Accuracies are those after the last epoch. C20, C22 and C25 compare to about a point, so they are told only where
+training was long enough that the ReLU network fits its training images (a bar set after a first run had ended far below it).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from unlazy.studies.halfspace.tables.settings import MODELS
 from unlazy.studies.results import judged_row
 
 FULL_SIZE = 50_000
+TRAINED = 90.0  # % of the training images that the ReLU network must fit before accuracies are compared to a point; the paper's fits 96
 ABOUT_A_POINT = 1.5  # C20, C22, C25: "about one point", read as up to one and a half
 FAR_BEHIND = 10.0  # C21, C23: points; the paper's deep linear network is 31 behind
 FIVE_TO_SIX = (3.5, 7.5)  # C24: "about five to six points", read as one and a half more or less
@@ -77,6 +79,11 @@ class Table:
         seeds = epochs.shape[1]
         return f"{seeds} seed{'s' if seeds > 1 else ''}, {int(epochs.max())} epochs"
 
+    def trained(self, values: Array) -> Array:
+        """The values, or nan where the ReLU network of Table 1 has not been trained long enough."""
+        fits = self.percent(("relu",), "train_as_trained")[0]
+        return values if bool((fits >= TRAINED).all()) else np.full_like(values, np.nan)
+
     def percent(self, models: Sequence[str], name: str = "test_as_trained", **place: str) -> Array:
         """The same for accuracies, in percent."""
         return 100 * self.together(models, name, **place)
@@ -126,7 +133,13 @@ def _accuracies(table: Table, models: Sequence[str], **place: str) -> list[Row]:
 def _c20(table: Table) -> Row:
     three = table.percent(GATED)
     parts = [
-        Part("largest difference of the three in test accuracy", "<", ABOUT_A_POINT, "points", np.ptp(three, axis=0))
+        Part(
+            "largest difference of the three in test accuracy",
+            "<",
+            ABOUT_A_POINT,
+            "points",
+            table.trained(np.ptp(three, axis=0)),
+        )
     ]
     hard = table.percent(("dlgn", "pwc"), "test_hard_gates")
     why = (
@@ -155,8 +168,14 @@ def _c22(table: Table) -> Row:
     relu, dlgn = table.percent(("relu", "dlgn"), "train_as_trained")
     tests = table.percent(("relu", "dlgn"))
     parts = [
-        Part("ReLU above DLGN in training accuracy", ">", 0, "points", relu - dlgn),
-        Part("difference of the two in test accuracy", "<", ABOUT_A_POINT, "points", np.abs(tests[0] - tests[1])),
+        Part("ReLU above DLGN in training accuracy", ">", 0, "points", table.trained(relu - dlgn)),
+        Part(
+            "difference of the two in test accuracy",
+            "<",
+            ABOUT_A_POINT,
+            "points",
+            table.trained(np.abs(tests[0] - tests[1])),
+        ),
     ]
     why = (
         f"Training accuracy: ReLU {_said(relu)} %, DLGN {_said(dlgn)} %; test accuracy {_said(tests[0])} and "
@@ -182,7 +201,9 @@ def _c23(table: Table) -> Row:
 
 def _c25(table: Table) -> Row:
     linear, constant = table.percent(("dlgn", "pwc"))
-    parts = [Part("difference in test accuracy", "<", ABOUT_A_POINT, "points", np.abs(linear - constant))]
+    parts = [
+        Part("difference in test accuracy", "<", ABOUT_A_POINT, "points", table.trained(np.abs(linear - constant)))
+    ]
     hard = table.percent(("dlgn-hard", "pwc-hard"))
     controls = [summary("difference, both trained with hard gates", np.abs(hard[0] - hard[1]), "points")]
     why = (
