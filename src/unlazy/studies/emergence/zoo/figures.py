@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import comb
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unlazy import plots
+from unlazy.studies.emergence.zoo.measure import ANIMALS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,16 +21,26 @@ LEARNERS = {
     "machine": ("feature machine (RFM)", "green", "D-"),
     "linearised": ("linearised network", "orange", "^--"),
     "laplace": ("Laplace kernel", "red", "v--"),
-    "kernel": ("tuned kernel", "grey", "x--"),
+    "kernel": ("tuned kernel (Laplace or Gaussian)", "grey", "X--"),
 }
 """Name, colour and line of every learner; full lines learn features, broken ones have them fixed."""
-PHASES = ("network", "machine", "linearised", "laplace")
+PHASE_TITLES = {
+    "network": "ReLU network",
+    "machine": "feature machine\n(RFM)",
+    "linearised": "linearised\nnetwork",
+    "laplace": "Laplace kernel",
+}
+PHASES = tuple(PHASE_TITLES)
 
 
 def draw(table: Mapping[str, Any]) -> dict[str, Figure]:
     """All figures by name."""
     with plots.style():
-        return {"zoo": zoo_figure(table), "phases": phases_figure(table)}
+        return {
+            "zoo": zoo_figure(table, "accuracy", "test accuracy"),
+            "recovered": zoo_figure(table, "recovered", "hidden subspace found"),
+            "phases": phases_figure(table),
+        }
 
 
 def grid_of(table: Mapping[str, Any], animal: str, what: str) -> NDArray[np.float64]:
@@ -37,49 +49,81 @@ def grid_of(table: Mapping[str, Any], animal: str, what: str) -> NDArray[np.floa
     return np.array([[cell[what] for cell in cells] for cells in rows], dtype=np.float64)
 
 
-def zoo_figure(table: Mapping[str, Any]) -> Figure:
-    """One column a kind of data: accuracy above, share of the hidden subspace found below."""
+def zoo_figure(table: Mapping[str, Any], what: str, label: str) -> Figure:
+    """One number against samples, one panel a kind of data: medians, and all seeds as a band."""
     sizes = table["settings"]["sizes"]
-    names = list(table["animals"])
-    figure, axes = plots.grid(2, len(names), (2.05, 2.3), sharex=True, sharey="row")
-    for column, name in zip(axes.T, names, strict=True):
-        for axis, what in zip(column, ("accuracy", "recovered"), strict=True):
-            for learner, (label, colour, line) in LEARNERS.items():
-                values = grid_of(table, name, f"{learner}_{what}")
-                axis.plot(sizes, np.median(values, 1), line, color=plots.COLOURS[colour], label=label, markersize=3.5)
-                low, high = values.min(1), values.max(1)
-                axis.fill_between(sizes, low, high, color=plots.COLOURS[colour], alpha=0.12, linewidth=0)
-        column[0].axhline(0.9, color=plots.COLOURS["grey"], linestyle=":", linewidth=1)
-        column[0].set_title(name.replace(" of ", "\nof "))
-        column[1].set(xscale="log", xlabel="samples")
-        column[1].set_xticks(sizes[::2], [f"{size:g}" for size in sizes[::2]])
-        column[1].minorticks_off()
-    axes[0, 0].set(ylabel="test accuracy", ylim=(0.45, 1.02))
-    axes[1, 0].set(ylabel="hidden subspace found", ylim=(-0.02, 1.02))
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(LEARNERS))
+    figure, axes = plots.grid(2, 4, (2.7, 2.3), sharex=True, sharey=True)
+    panels = list(axes.flat)
+    for axis, name in zip(panels, table["animals"], strict=False):
+        for learner, (title, colour, line) in LEARNERS.items():
+            values = grid_of(table, name, f"{learner}_{what}")
+            shade = plots.COLOURS[colour]
+            axis.plot(sizes, np.median(values, 1), line, color=shade, label=title, markersize=4, linewidth=1.4)
+            axis.fill_between(sizes, values.min(1), values.max(1), color=shade, alpha=0.1, linewidth=0)
+        if what == "accuracy":
+            axis.axhline(0.9, color=plots.COLOURS["grey"], linestyle=":", linewidth=1)
+        if what == "recovered" and everything_counts(name):
+            axis.text(0.5, 0.5, "every input counts:\nnothing to find", ha="center", transform=axis.transAxes)
+        axis.set(title=name, xscale="log")
+        axis.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        axis.minorticks_off()
+        axis.tick_params(labelbottom=True)
+    for axis in panels[len(table["animals"]) :]:
+        axis.set_axis_off()
+    panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)
+    for axis in panels[3:7]:
+        axis.set_xlabel("samples")
+    for line in axes:
+        line[0].set_ylabel(label)
+    axes[0, 0].set_ylim((0.45, 1.02) if what == "accuracy" else (-0.02, 1.04))
     return figure
 
 
+def everything_counts(name: str) -> bool:
+    """Is the hidden subspace all in which inputs vary?"""
+    data = ANIMALS[name]
+    return data.kind == "hierarchy" and 2**data.order == data.tokens
+
+
+def counting(order: int, gamma: float) -> float:
+    """The accuracy of the best threshold on the count of relevant patterns, a linear rule; labels are its parity.
+
+    >>> counting(5, 0.25) == 27 / 32
+    True
+    """
+    coins = [(1 - 2 * gamma) * comb(order, count) / 2**order for count in range(order + 1)]
+    mass = [chance + (gamma if count in (0, order) else 0) for count, chance in enumerate(coins)]
+    signed = np.array([chance if count % 2 else -chance for count, chance in enumerate(mass)])
+    above = [signed[cut:].sum() - signed[:cut].sum() for cut in range(order + 2)]
+    return float((1 + np.abs(above).max()) / 2)
+
+
 def phases_figure(table: Mapping[str, Any]) -> Figure:
-    """Structured patterns: mean accuracy over gamma and samples; one row a learner, one column a number of relevant patterns."""
+    """Structured patterns: mean accuracy over gamma and samples; one column a number of relevant patterns, one row a learner.
+
+    The last row is the best linear rule: what can be had without learning features.
+    """
     settings = table["settings"]
     orders, gammas, sizes = (settings[f"phase_{name}"] for name in ("orders", "gammas", "sizes"))
-    figure, axes = plots.grid(len(PHASES), len(orders), (2.8, 1.9), sharex=True, sharey=True)
-    for line, learner in zip(axes, PHASES, strict=True):
+    figure, axes = plots.grid(len(PHASES) + 1, len(orders), (2.9, 1.45), sharex=True, sharey=True)
+    for line, learner in zip(axes, (*PHASES, None), strict=True):
         for axis, order in zip(line, orders, strict=True):
-            cells = table["phases"][str(order)]
-            values = np.array(
-                [[np.mean([one[f"{learner}_accuracy"] for one in cell]) for cell in row] for row in cells]
-            )
+            if learner is None:
+                values = np.array([[counting(order, gamma)] * len(sizes) for gamma in gammas])
+            else:
+                cells, what = table["phases"][str(order)], f"{learner}_accuracy"
+                values = np.array([[np.mean([one[what] for one in cell]) for cell in row] for row in cells])
             image = axis.imshow(values, vmin=0.5, vmax=1, cmap="cividis", origin="lower", aspect="auto")
             for place, value in np.ndenumerate(values):
                 shade = "black" if value > 0.75 else "white"
                 axis.text(place[1], place[0], f"{value:.2f}", ha="center", va="center", color=shade, fontsize=8)
             axis.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
             axis.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
-        line[0].set_ylabel(f"{LEARNERS[learner][0]}\ngamma")
+            axis.tick_params(length=0)
+        title = "best threshold on\nthe count (linear)" if learner is None else PHASE_TITLES[learner]
+        line[0].set_ylabel(f"{title}\n\ngamma", fontsize=9)
     for axis, order in zip(axes[0], orders, strict=True):
-        axis.set_title(f"k = {order}")
+        axis.set_title(f"parity of k = {order} patterns")
     for axis in axes[-1]:
         axis.set_xlabel("samples")
     figure.colorbar(image, ax=axes, label="test accuracy", shrink=0.5)

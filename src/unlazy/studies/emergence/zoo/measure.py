@@ -136,6 +136,25 @@ def phase(settings: Settings, order: int, gamma: float, n: int, seed: int) -> Va
     return _learn(settings, data, n, seed, gated=False)
 
 
+def relevant(settings: Settings, n: int, seed: int) -> Values:
+    """Structured patterns: where the network's gradients point, beside the sum of the relevant patterns.
+
+    On inputs of zeros and ones a parity is a product as well as a function of the sum: a network may use all k patterns and
+    never turn toward their sum.
+    """
+    data = with_seed(ANIMALS["structured patterns"], seed)
+    sample, patterns = Sample.of(data, n, settings), data.patterns()
+    net = trained(
+        build(relu_spec(data.inputs, width=settings.width, depth=settings.depth), seed=seed), sample, settings, seed
+    )
+    product, span = agop(net, sample.x[:PROBED]), patterns.dictionary()[:, patterns.relevant_set()]
+    return {
+        "network_accuracy": accuracy(_outputs(net, sample.test_x), sample.test_y),
+        "network_sum": found_by(product, sample.x, data.directions()),
+        "network_span": found_by(product, sample.x, span),
+    }
+
+
 def with_seed(data: Planted, seed: int) -> Planted:
     """The same kind of data with other hidden directions."""
     return Planted(**(asdict(data) | {"seed": seed}))

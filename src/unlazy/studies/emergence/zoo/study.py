@@ -11,7 +11,7 @@ import numpy as np
 from unlazy.claims.verdict import Row, summary
 from unlazy.studies.emergence.common import Job, Progress, Values, run_jobs
 from unlazy.studies.emergence.zoo.figures import LEARNERS, draw, grid_of
-from unlazy.studies.emergence.zoo.measure import ANIMALS, SCALES, Settings, animal, phase
+from unlazy.studies.emergence.zoo.measure import ANIMALS, SCALES, Settings, animal, phase, relevant
 from unlazy.studies.emergence.zoo.tuned import kernel
 from unlazy.studies.registry import settings_of
 from unlazy.studies.results import save, table_of
@@ -25,7 +25,7 @@ def seeds_of(settings: Settings, name: str) -> int:
 
 
 def jobs(settings: Settings, folder: Path) -> list[Job]:
-    """Every cell: kinds of data first, for the learners and again for the tuned kernel, then the phase diagram."""
+    """Every cell: kinds of data, first for the learners, then for the tuned kernel; the phase diagram; ``relevant``."""
     cells = [
         Job(measure, settings, {"name": name, "n": n, "seed": seed}, folder)
         for measure in (animal, kernel)
@@ -40,11 +40,14 @@ def jobs(settings: Settings, folder: Path) -> list[Job]:
         for n in settings.phase_sizes
         for seed in range(settings.phase_seeds)
     ]
+    cells += [
+        Job(relevant, settings, {"n": settings.sizes[-1], "seed": seed}, folder) for seed in range(settings.seeds)
+    ]
     return cells
 
 
 def arranged(settings: Settings, values: list[Values]) -> dict[str, Any]:
-    """``animals[name][size][seed]`` and ``phases[k][gamma][size][seed]``, in the order of the jobs."""
+    """``animals[name][size][seed]``, ``phases[k][gamma][size][seed]`` and ``relevant[seed]``, in the order of the jobs."""
     rest = iter(values)
 
     def take(count: int) -> list[Values]:
@@ -64,7 +67,7 @@ def arranged(settings: Settings, values: list[Values]) -> dict[str, Any]:
         str(order): [[take(settings.phase_seeds) for _ in settings.phase_sizes] for _ in settings.phase_gammas]
         for order in settings.phase_orders
     }
-    return {"animals": animals, "phases": phases}
+    return {"animals": animals, "phases": phases, "relevant": list(rest)}
 
 
 def samples_needed(table: Mapping[str, Any], name: str, learner: str) -> list[float | None]:
