@@ -105,11 +105,10 @@ def bench_list(browser: Browser, root: Path) -> dict[str, Any]:
     seconds = []
     with serving(root) as home:
         for _ in range(2):
-            start = time.perf_counter()
             page = browser.open(f"{home}#/runs")
             settle(page, "document.querySelector('[role=table]')?.ariaRowCount === argument", str(RUNS + 1), every=5)
-            settle(page, "document.querySelectorAll('[data-testid=runs-row]').length > 0", every=5)
-            seconds.append(time.perf_counter() - start)
+            shown = settle(page, "document.querySelector('[data-testid=runs-row]') && performance.now()", every=5)
+            seconds.append(shown / 1000)  # the page's own clock begins with the request
             rows = page.evaluate("document.querySelectorAll('[data-testid=runs-row]').length")
             page.close()
     return {"runs": RUNS, "rows_on_screen": rows, "first_seconds": seconds[0], "again_seconds": seconds[1]}

@@ -13,6 +13,9 @@ const pasteable: Plugin = {
   },
 };
 
+/** The list of runs is asked for before anything else is set up, where the address wants it. */
+const EARLY = `var unlazyEarly=/^(#\\/?|#\\/runs.*)?$/.test(location.hash)&&!document.getElementById("unlazy-inline")?fetch("api/runs"):null;unlazyEarly&&unlazyEarly.catch(function(){});`;
+
 /** One classic script and one style sheet with fixed names: served as files, or pasted into a one-file report. */
 export default defineConfig({
   base: "./",
@@ -36,6 +39,7 @@ export default defineConfig({
         entryFileNames: "studio.js",
         assetFileNames: "studio[extname]",
         codeSplitting: false,
+        banner: EARLY,
       },
     },
   },

@@ -227,6 +227,44 @@ def test_pages_fit_a_phone(watched, home, place):
     page.close()
 
 
+PLACES = {
+    "run/group/first?step=4": 9,
+    "run/group/first/halfspace/1/2?step=4": 4,
+    "run/group/first/neuron/3?step=4": 3,
+    "compare/group%2Ffirst/group%2Fsecond?step=4": 8,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_panel_has_its_numbers_a_figure_and_its_code(watched, home, place):
+    page = watched.open(f"{home}#/{place}")
+    settle(page, "document.querySelectorAll('section[data-testid^=panel-]').length >= argument", PLACES[place])
+    page.wait_for_timeout(1500)  # spectra and maps come a little later
+    script = """() => [...document.querySelectorAll("section[data-testid^=panel-]")].map(panel => ({
+        name: panel.dataset.testid, words: [...panel.querySelectorAll(".links :is(a, button)")].map(link => link.innerText),
+        addresses: [...panel.querySelectorAll(".links a")].map(link => link.getAttribute("href"))}))"""
+    for panel in page.evaluate(script):
+        assert {"data", "figure", "code"} <= set(panel["words"]), panel["name"]
+        for address in panel["addresses"]:
+            answer = page.request.get(f"{home}{address}")
+            assert answer.status == 200, (panel["name"], address, answer.text())
+            assert len(answer.body()) > 100 or "format=" in address
+    page.close()
+
+
+def test_frames_come_many_at_a_time(watched, home):
+    page = watched.open(f"{home}#/run/group/first")
+    drawn_step(page, "overlap", 0)
+    settle(page, "!/loading/.test(document.querySelector('[data-testid=status]')?.innerText ?? '')")
+    page.wait_for_timeout(500)
+    asked = [url for url in watched.requests if "/api/" in url]
+    assert any("/api/frames/group/first/overlap" in url for url in asked)
+    for name in ("overlap", "tangent"):
+        single = [url for url in asked if f"/api/levels/group/first/{name}/" in url]
+        assert len(single) < len(STEPS)
+    page.close()
+
+
 def test_what_is_not_there_is_said(watched, home):
     page = watched.open(f"{home}#/run/group/third")
     settle(page, "document.querySelector('[data-testid=problem]')?.innerText.includes('third')")

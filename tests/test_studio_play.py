@@ -172,6 +172,27 @@ def test_a_child_that_cannot_start_is_told(playground, monkeypatch):
         playground.start(Play())
 
 
+def test_a_waiting_child_takes_the_start_and_ends_with_the_playground(playground):
+    playground.prepare()
+    first = playground._waiting
+    playground.prepare()
+    assert playground._waiting is first  # one, however often the page is opened
+    key = playground.start(Play(width=2, depth=1))
+    assert playground._process is first  # it need not import torch again
+    assert playground.playing() == key
+    second = playground._waiting
+    assert second.pid != first.pid  # ready for the next start
+    playground.stop()
+    assert gone(first.pid)
+    assert second.poll() is None
+    assert Shelf(playground.root).cards()[1] == []
+    assert len(Shelf(playground.root).cards()[0]) == 1  # what a child did to get warm is not listed
+    playground.close()
+    assert gone(second.pid)
+    with pytest.raises(Exception, match="closed"):
+        playground.prepare()
+
+
 def test_old_plays_are_forgotten(playground):
     for number in range(KEPT + 3):
         (playground.root / f"old-{number}").mkdir()

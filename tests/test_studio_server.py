@@ -158,7 +158,7 @@ def test_nothing_can_be_changed(client, method, path):
 @pytest.mark.parametrize("lacking", ["Origin", "X-Unlazy"])
 def test_the_playground_obeys_only_the_page(client, lacking):
     headers = {name: value for name, value in POSTING.items() if name != lacking}
-    for path in ("/api/play", "/api/play/stop"):
+    for path in ("/api/play", "/api/play/ready", "/api/play/stop"):
         assert client.post(path, headers=headers, json={}).status_code == 403
         assert client.get(path).status_code == 405
 
@@ -194,7 +194,21 @@ TRICKS = [
     "arrays", "run.json", "%252e%252e", "etc", "passwd", "overlap", "0",
     "4", "\u2025", "%c0%ae%c0%ae", "C:", "file:", "-1", "1e9",
 ]  # fmt: skip
-ROUTES = ["run", "array", "levels", "embedding", "spectrum", "figure", "code", "claim-figure", "runs", "claims", ""]
+ROUTES = [
+    "run",
+    "array",
+    "levels",
+    "embedding",
+    "spectrum",
+    "figure",
+    "code",
+    "frames",
+    "difference",
+    "claim-figure",
+    "runs",
+    "claims",
+    "",
+]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -202,7 +216,17 @@ ROUTES = ["run", "array", "levels", "embedding", "spectrum", "figure", "code", "
     route=st.sampled_from(ROUTES),
     parts=st.lists(st.sampled_from(TRICKS) | st.text(max_size=8).map(lambda text: quote(text, safe="")), max_size=6),
     query=st.sampled_from(
-        ["", "?member=0", "?member=x", "?format=npy", "?scale=step", "?step=99&member=1", "?v=../.."]
+        [
+            "",
+            "?member=0",
+            "?member=x",
+            "?format=npy",
+            "?scale=step",
+            "?step=99&member=1",
+            "?v=../..",
+            "?steps=4&other=../../secret.txt",
+            "?other=group/run",
+        ]
     ),
 )
 def test_no_path_leads_outside(client, route, parts, query):

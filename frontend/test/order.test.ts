@@ -88,9 +88,9 @@ test("a member looked at more often has its own steps", () => {
 test("a group is learned at a tenth of its first loss, and never by default", () => {
   const series = (values: number[]) => ({ steps: [0, 5, 9], values: values.map((value) => [value]) });
   const scalars = { loss_hard: series([1, 0.5, 0.2]), loss_easy: series([2, 0.2, 0.1]) };
-  const run = { probe, scalars, verdict: { label: "rich", when: { step: 4 } } } as unknown as RunInfo;
+  const run = { probe, scalars, verdict: { label: "rich", when: { network: 4 } } } as unknown as RunInfo;
   assert.deepEqual(momentsOf(run, 0), [
-    { step: 4, words: "rich", group: -1 },
+    { step: 4, words: "no longer lazy", group: -1 },
     { step: 5, words: "easy learned", group: 1 },
   ]);
 });

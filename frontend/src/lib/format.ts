@@ -8,6 +8,7 @@ export function short(value: number | null | undefined, digits = 3): string {
   if (value === null || value === undefined || Number.isNaN(value)) return DASH;
   if (!Number.isFinite(value)) return value > 0 ? "\u221e" : "\u2212\u221e";
   const size = Math.abs(value);
+  if (size < 1e-12) return "0"; // nothing we measure is so small: it is rounding
   if (size >= 1e7 || (size > 0 && size < 1e-4)) return minus(value.toExponential(Math.max(digits - 2, 0)));
   if (size >= 1000) return minus(Math.round(value).toLocaleString("en"));
   return minus(String(Number(value.toPrecision(digits))));

@@ -4,8 +4,14 @@ import { Cache } from "./cache.ts";
 import { fromBase64, type Answer, type Source } from "./source.ts";
 import type { Block, ClaimRow, Embedding, Levels, RunInfo, RunList, Spectrum } from "./types.ts";
 
+declare global {
+  var unlazyEarly: Promise<Response> | null | undefined;
+}
+
 const MEMORY = 256 * 2 ** 20;
 const AT_ONCE = 6;
+const BATCH = 2 * 2 ** 20; // bytes of frames to ask for at once
+const MOST_FRAMES = 60;
 
 /** What a panel needs besides step and member: a layer, a unit, another run. */
 export type More = Record<string, string | number>;
@@ -60,6 +66,17 @@ export function readLevels(answer: Answer): Levels {
     unit: Number(answer.header("X-Unit") ?? 1),
     bad: Number(answer.header("X-Bad") ?? 0),
   };
+}
+
+/** Runs of steps that fit into one answer each; the first are short, so that what is near comes soon. */
+export function inBatches(steps: number[], each: number): number[][] {
+  const most = Math.max(1, Math.min(MOST_FRAMES, Math.floor(BATCH / Math.max(each, 1))));
+  const batches: number[][] = [];
+  for (let at = 0, size = Math.min(4, most); at < steps.length; size = Math.min(2 * size, most)) {
+    batches.push(steps.slice(at, at + size));
+    at += size;
+  }
+  return batches;
 }
 
 interface Told {
@@ -128,8 +145,12 @@ export class Library {
     }
   }
 
-  runs(): Promise<RunList> {
-    return this.source.json<RunList>("/api/runs");
+  /** The first answer may be on its way already: see EARLY in vite.config.ts. */
+  async runs(): Promise<RunList> {
+    const early = globalThis.unlazyEarly;
+    globalThis.unlazyEarly = null;
+    const answer = await early?.catch(() => null);
+    return answer?.ok ? ((await answer.json()) as RunList) : this.source.json<RunList>("/api/runs");
   }
   run(key: string): Promise<RunInfo> {
     return this.source.json<RunInfo>(paths.run(key));

@@ -1,14 +1,12 @@
 // One run as the panels see it: its facts, and its arrays at the step of the scrubber.
 
-import { paths } from "./library.ts";
+import { inBatches, paths } from "./library.ts";
 import { indexBefore, outward } from "./rail.ts";
 import { shownStep, stepsOf } from "./roles.ts";
 import { studio } from "./studio.svelte.ts";
 import type { Block, Embedding, Levels, RunInfo, Spectrum } from "./types.ts";
 
 const PREFETCH_LIMIT = 192 * 2 ** 20;
-const BATCH = 2 * 2 ** 20; // bytes of frames to ask for at once
-const MOST_FRAMES = 60;
 const RELOAD_EVERY = 1000;
 const COSTLY_EVERY = 10000; // milliseconds between maps and spectra of a run that trains on
 
@@ -246,7 +244,9 @@ export class RunView {
     const worker = async (): Promise<void> => {
       for (const { course, steps } of queue) {
         if (turn !== this.#prefetching) return;
-        const missing = steps.filter((step) => !studio.library.has(course.path(step)) && !this.#lost(course.path(step)));
+        const missing = steps.filter(
+          (step) => !studio.library.has(course.path(step)) && !this.#lost(course.path(step)),
+        );
         if (missing.length > 1) await this.#bringMany(course, missing, info.version);
         for (const step of missing)
           if (turn === this.#prefetching && !studio.library.has(course.path(step)) && !this.#lost(course.path(step)))
@@ -297,15 +297,4 @@ interface Course {
   path: (step: number) => string;
   batch: (steps: number[]) => string;
   fetch: (step: number) => Promise<unknown>;
-}
-
-/** Runs of steps that fit into one answer each; the first are short, so that what is near comes soon. */
-export function inBatches(steps: number[], each: number): number[][] {
-  const most = Math.max(1, Math.min(MOST_FRAMES, Math.floor(BATCH / Math.max(each, 1))));
-  const batches: number[][] = [];
-  for (let at = 0, size = Math.min(4, most); at < steps.length; size = Math.min(2 * size, most)) {
-    batches.push(steps.slice(at, at + size));
-    at += size;
-  }
-  return batches;
 }

@@ -7,7 +7,7 @@ AGOP of the network as a function of what the layer reads.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, Tap, evaluating, rows_by_sample, samples, take
 from unlazy.kernels.engine import RulesBroke, TangentKernel
+from unlazy.kernels.forward_mode import gives, plain_layers
 from unlazy.kernels.layers import Call, Rows, Share
 from unlazy.kernels.selection import own_parameters
 from unlazy.models.dense import Affine, ConstantAffine
-from unlazy.scope.linear import called, plain_layers
+from unlazy.scope.linear import called
 from unlazy.scope.standins import StandIn, stand_ins, tapped
 
 AT_ONCE_BYTES = 2**30  # of activations and gradients, so that layers can be paired one after the other
@@ -142,7 +143,7 @@ class LayerTangents(TangentKernel):
         if self._together is None:
             few = take(x, slice(0, 1))
             expected = rows_by_sample(self.model, few, rest, self.directions)
-            self._together = _gives(lambda: self._rows_together(few), expected)
+            self._together = gives(lambda: self._rows_together(few), expected)
         return self._rows_together(x) if self._together else rows_by_sample(self.model, x, rest, self.directions)
 
     def _rows_together(self, x: Inputs) -> Float[Tensor, "n k p"]:
@@ -185,15 +186,6 @@ def agop_correlation(module: nn.Module, moment: Float[Tensor, "out out"]) -> flo
     both = (product * gram.T).sum() - size * mean_own * mean_other
     spread = (own * other).clamp(min=0).sqrt()
     return float(both / spread) if float(spread) > 0 else float("nan")
-
-
-def _gives(rule: Callable[[], Tensor], expected: Tensor) -> bool:
-    try:
-        found = rule()
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-    bound = 1e4 * torch.finfo(expected.dtype).eps * float(expected.abs().max())
-    return torch.allclose(found, expected, rtol=0, atol=bound)
 
 
 def _readable(module: nn.Module) -> bool:

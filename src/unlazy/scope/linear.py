@@ -5,18 +5,16 @@ Forward mode where a model has it, else the derivative of its gradient; either w
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from unlazy.kernels import forward_mode
 from unlazy.kernels.capture import Inputs, samples, take
+from unlazy.kernels.forward_mode import plain_layers
 from unlazy.runtime import Unsupported
 
 AT_ONCE = 128  # samples pushed together
@@ -44,7 +42,7 @@ def how_to_push(model: nn.Module, at: Named, buffers: Named, x: Inputs) -> Push:
     why = "it has no forward mode and no second derivative"
     with plain_layers(model):
         for way in (push_forward, push_twice):
-            if way is push_forward and _skips_padding(model):
+            if way is push_forward and forward_mode.skips_padding(model):
                 continue
             try:
                 out, moved = way(model, at, buffers, moves, few)
@@ -53,8 +51,7 @@ def how_to_push(model: nn.Module, at: Named, buffers: Named, x: Inputs) -> Push:
                 continue
             u = torch.randn(out.shape, generator=random, dtype=torch.float64).to(out)
             back = _pulled(model, at, buffers, moves, few, u)
-            bound = 1e4 * torch.finfo(out.dtype).eps * float(u.norm() * moved.norm() + back.abs())
-            if float(((u * moved).sum() - back).abs()) <= bound:
+            if forward_mode.pairs_agree(u, moved, back):
                 return way
             why = "its derivatives disagree with its gradient"
     raise Unsupported(type(model).__name__, why, "The other measures need first derivatives only.")
@@ -62,7 +59,7 @@ def how_to_push(model: nn.Module, at: Named, buffers: Named, x: Inputs) -> Push:
 
 def push_forward(model: nn.Module, at: Named, buffers: Named, moves: Named, x: Inputs) -> tuple[Tensor, Tensor]:
     """One pass in forward mode."""
-    _load_forward_mode()
+    forward_mode.load_forward_mode()
     frozen = {name: p.detach() for name, p in at.items()}
     with torch.no_grad():
         found = jvp(lambda values: called(model, {**values, **buffers}, x), (frozen,), (dict(moves),))
@@ -70,14 +67,11 @@ def push_forward(model: nn.Module, at: Named, buffers: Named, moves: Named, x: I
 
 
 def push_twice(model: nn.Module, at: Named, buffers: Named, moves: Named, x: Inputs) -> tuple[Tensor, Tensor]:
-    """The derivative of <J^T u, moves> by u."""
+    """By differentiating the gradient."""
     leaves = {name: p.detach().clone().requires_grad_(True) for name, p in at.items()}
     with torch.enable_grad():
         out = called(model, {**leaves, **buffers}, x)
-        u = torch.zeros_like(out, requires_grad=True)
-        found = torch.autograd.grad(out, list(leaves.values()), u, create_graph=True, allow_unused=True)
-        parts = [(g * moves[name]).sum() for name, g in zip(leaves, found, strict=True) if g is not None]
-        moved = torch.autograd.grad(torch.stack(parts).sum(), u)[0]
+        moved = forward_mode.push_twice(out, leaves.values(), [moves[name] for name in leaves])
     return out.detach(), moved
 
 
@@ -96,29 +90,3 @@ def called(model: nn.Module, values: Named, x: Inputs) -> Float[Tensor, "n o"]:
     arguments = () if isinstance(x, Mapping) else tuple(x) if isinstance(x, tuple | list) else (x,)
     out: Tensor = functional_call(model, dict(values), arguments, options)
     return out.reshape(samples(x), -1)
-
-
-def _skips_padding(model: nn.Module) -> bool:
-    """An embedding's padding row gets no gradient, but forward mode would move it."""
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    return any(isinstance(module, kinds) and module.padding_idx is not None for module in model.modules())
-
-
-@cache
-def _load_forward_mode() -> None:
-    """PyTorch compiles a few rules at the first use of forward mode, by means it calls deprecated itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        jvp(torch.neg, (torch.zeros(1),), (torch.zeros(1),))
-
-
-@contextmanager
-def plain_layers(model: nn.Module) -> Iterator[None]:
-    """Attention and recurrent layers from elementary operations: the fused ones have first derivatives only."""
-    with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            for library in (torch.backends.mkldnn, torch.backends.cudnn):
-                enabled, *_ = library.set_flags(_enabled=False)
-                stack.callback(library.set_flags, _enabled=enabled)
-        yield

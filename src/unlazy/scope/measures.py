@@ -27,7 +27,7 @@ from unlazy.models.gates import HardGate
 from unlazy.models.net import GatedNet
 from unlazy.probes.halfspaces import half_spaces
 from unlazy.probes.neurons import directions, first_weights
-from unlazy.runtime import InputError, UnlazyError, Unsupported, require
+from unlazy.runtime import InputError, Unsupported, require
 from unlazy.scope import linear
 from unlazy.scope.gates import open_gates
 from unlazy.scope.probe import Chosen, Probe, losses, right
@@ -128,7 +128,7 @@ class Instruments:
         if isinstance(self.model, GatedNet) and _has_hard_gates(self.model):
             self.notes.append("hard gates are locally constant: the tangent kernel is over the value parameters")
         if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats for m in self.model.modules()):
-            self.notes.append("evaluation mode: the running statistics of batch-norms are part of what changes")
+            self.notes.append("batch-norms are in evaluation mode: their running statistics are part of what changed")
 
     # --- looking -----------------------------------------------------------------------------------------------
 
@@ -143,7 +143,9 @@ class Instruments:
                 if name in MOST_ROWS and name not in self.rows:
                     self.rows[name] = self._affordable(name)
                 measured |= self.take(name, 0)
-            except (Unsupported, InputError, NotImplementedError, RuntimeError) as error:
+            except Exception as error:  # whatever a stranger's model raises
+                if name == "outputs":
+                    raise
                 self.left_out[name] = _reason(error)
                 del self.looks[name]
                 self.seconds.pop(name, None)
@@ -168,7 +170,7 @@ class Instruments:
         for name in [name for name in self.looks if names is None or name in names]:
             try:
                 measured |= self.take(name, step)
-            except (UnlazyError, NotImplementedError, RuntimeError) as error:
+            except Exception as error:  # whatever a stranger's model raises
                 if name == "outputs" or self.strict:
                     raise
                 self.fallen[name] = self.left_out[name] = _reason(error)
@@ -323,7 +325,9 @@ class Instruments:
         out = self._output(self.model, part)
         went = (out - before).norm()
         if step == 0 and not torch.allclose(out, before, rtol=0, atol=_noise(out)):
-            why = "its outputs differ from pass to pass: it is random in evaluation mode, or the samples of a batch meet"
+            why = (
+                "its outputs differ from pass to pass: it is random in evaluation mode, or the samples of a batch meet"
+            )
             raise Unsupported(type(self.model).__name__, why, "Take that layer out.")
         error = (out - expected).norm() / went if float(went) > 0 else torch.zeros_like(went)
         return {"linearisation_error": error, "linear": self._spread("linear", expected)}

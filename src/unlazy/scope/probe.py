@@ -139,6 +139,8 @@ def as_probe(
 def with_columns(probe: Probe, out: Float[Tensor, "n o"]) -> Probe:
     """Targets as columns beside the model's outputs, and classes as groups where nobody named any."""
     y, width = probe.y, out.shape[1]
+    if y.ndim > 1 and y.shape[1] > 1 and y.shape == out.shape and not y.is_floating_point():
+        y = y.to(out.dtype)  # several answers a sample, each yes or no
     if y.is_floating_point():
         real = y.reshape(len(y), -1)
         require(
@@ -147,7 +149,6 @@ def with_columns(probe: Probe, out: Float[Tensor, "n o"]) -> Probe:
             "give class numbers, targets of the same width, or output= to choose among the outputs.",
         )
         labels = real.argmax(1) if _one_hot(real) else None
-        columns = real
     else:
         labels = y.long().reshape(len(y), -1)
         require(
@@ -162,12 +163,19 @@ def with_columns(probe: Probe, out: Float[Tensor, "n o"]) -> Probe:
         require(
             fits, f"class numbers run from {found}, but the model has {width} outputs, so they must be 0 to {most - 1}."
         )
-        columns = labels[:, None] * 2.0 - 1 if width == 1 else F.one_hot(labels, width)
-        columns = columns.to(out.dtype)
+    columns = target_columns(y, width).to(out.dtype)
     groups = dict(probe.groups)
     if not groups and labels is not None:
         groups = {str(number): labels == number for number in labels.unique().tolist()}
-    return replace(probe, labels=labels, columns=columns, groups=groups)
+    return replace(probe, y=y, labels=labels, columns=columns, groups=groups)
+
+
+def target_columns(y: Tensor, width: int) -> Float[Tensor, "n o"]:
+    """Targets beside ``width`` outputs: real ones as they are, classes one-hot, or -1 and 1 for a single output."""
+    if y.is_floating_point():
+        return y.reshape(len(y), -1)
+    labels = y.long().reshape(-1)
+    return (labels[:, None] * 2.0 - 1) if width == 1 else F.one_hot(labels, width).double()
 
 
 def losses(probe: Probe, out: Float[Tensor, "n o"]) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -220,9 +228,10 @@ def logits_of(out: Any) -> Tensor:
     tensors = [part for part in parts if isinstance(part, Tensor) and part.ndim >= 1]
     if len(tensors) == 1:
         return tensors[0]
-    held = f" with {', '.join(map(str, fields)) or len(parts)}" if parts else ""
+    held = f" with {', '.join(map(str, fields))}" if fields else ""
+    example = "out['logits']" if fields else "out[0]" if parts else "out.scores"
     raise InputError(
-        f"the model returns {_described(out)}{held}; say which tensor counts: output=lambda out: out['logits'], for example."
+        f"the model returns {_described(out)}{held}; say which tensor counts: output=lambda out: {example}, for example."
     )
 
 

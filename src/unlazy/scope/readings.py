@@ -46,6 +46,7 @@ class Readings:
     curves: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the inverse of ``from_dict``."""
@@ -57,6 +58,7 @@ class Readings:
             "curves": {name: list(map(list, curve.items())) for name, curve in self.curves.items()},
             "groups": {name: dict(about) for name, about in self.groups.items()},
             "left_out": dict(self.left_out),
+            "notes": list(self.notes),
         }
 
     @classmethod
@@ -68,7 +70,7 @@ class Readings:
         losses = plain["losses"] and tuple(math.nan if one is None else one for one in plain["losses"])
         curves = {name: {int(step): value for step, value in curve} for name, curve in plain["curves"].items()}
         rest = {name: plain[name] for name in ("samples", "measurements", "groups", "left_out")}
-        return cls(measures, losses, curves=curves, **rest)
+        return cls(measures, losses, curves=curves, notes=tuple(plain.get("notes", ())), **rest)
 
 
 def readings(history: History) -> Readings:
@@ -84,6 +86,7 @@ def readings(history: History) -> Readings:
         {name: curve for name in MEASURES if (curve := _curve(history, name))},
         group_view(history),
         dict(history.left_out),
+        tuple(history.notes),
     )
 
 
@@ -93,19 +96,23 @@ def readings(history: History) -> Readings:
 def group_view(history: History) -> dict[str, dict[str, float]]:
     """Each group's share of the samples, of kernel mass and of active paths, at the first and at the last measurement.
 
-    A share of the mass beside the share of the samples says who gets the attention of training. ``paths``: mean logarithm of
-    the number of active paths, against all samples' mean.
+    A share of the mass beside the share of the samples (``kernel_share``: of those the kernel was taken on, where not all) says
+    who gets the attention of training. ``paths``: mean logarithm of the number of active paths, against all samples' mean.
     """
-    samples = sum(len(inside) for inside in history.groups.values())
+    everyone = {number for inside in history.groups.values() for number in inside}
+    samples = len(everyone) if history.targets is None else len(history.targets)
+    rows = set(history.rows.get("tangent", ()))
     view: dict[str, dict[str, float]] = {}
     for group, inside in history.groups.items():
         about = {"share": len(inside) / samples}
+        if rows:
+            about["kernel_share"] = len(rows.intersection(inside)) / len(rows)
         for name, key in (("mass", f"tangent_mass_{group}"), ("alignment", f"alignment_{group}")):
             about |= _both_ends(name, history, key)
         for end in ("first", "last"):
-            mine, everyone = (getattr(history, end)(name) for name in (f"paths_{group}", "paths"))
-            if mine is not None and everyone is not None:
-                about[f"paths_{end}"] = mine - everyone
+            mine, all_samples = (getattr(history, end)(name) for name in (f"paths_{group}", "paths"))
+            if mine is not None and all_samples is not None:
+                about[f"paths_{end}"] = mine - all_samples
         about |= _both_ends("loss", history, f"loss_{group}")
         view[group] = about
     return view
@@ -123,14 +130,14 @@ def _linearisation_error(history: History) -> Reading | None:
     value = history.last("linearisation_error")
     if value is None:
         return None
-    first, last, linear = (
-        history.array("output", first=True),
-        history.array("output"),
-        history.array("linear"),
-    )
+    first, linear = history.array("output", first=True), history.array("linear")
+    step = max(history.arrays.get("linear", {}), default=None)
+    last = history.arrays.get("output", {}).get(-1 if step is None else step)  # outputs may have been seen later again
     if first is None or last is None or linear is None:
         return Reading(value)
     missed, went = _squares(last - linear), _squares(last - first)
+    taken = np.isfinite(missed)  # the look may have taken only a part of the samples
+    missed, went = missed[taken], went[taken]
     return Reading(value, _interval(len(went), lambda counts: np.sqrt((counts @ missed) / (counts @ went))))
 
 
@@ -153,24 +160,34 @@ def _alignment_gain(history: History) -> Reading | None:
     first, last = history.first("tangent_alignment"), history.last("tangent_alignment")
     if first is None or last is None:
         return None
-    start, end = history.array("tangent", first=True), history.array("tangent")
-    n = sum(len(inside) for inside in history.groups.values())
-    if start is None or end is None or len(end) != n or len(history.groups) < 2:
+    start, end, targets = history.array("tangent", first=True), history.array("tangent"), _targets(history)
+    if start is None or end is None or targets is None or len(end) != len(targets):
         return Reading(last - first)
-    classes = np.zeros((n, len(history.groups)))
-    for column, inside in enumerate(history.groups.values()):
-        classes[inside, column] = 1
-    if not (classes.sum(1) == 1).all():  # groups that overlap are not classes
-        return Reading(last - first)
-    gain = _gain(start, end, classes, np.arange(n))
+    n = len(targets)
+    gain = _gain(start, end, targets, np.arange(n))
     random = np.random.default_rng(0)
-    gains = [_gain(start, end, classes, random.integers(0, n, n)) for _ in range(RESAMPLES // 2)]
-    low, high = np.nanquantile(gains, (0.025, 0.975)) - gain + (last - first)
+    gains = np.array([_gain(start, end, targets, random.integers(0, n, n)) for _ in range(RESAMPLES // 2)])
+    gains = gains[np.isfinite(gains)]
+    if len(gains) < RESAMPLES / 4:
+        return Reading(last - first)
+    low, high = np.quantile(gains, (0.025, 0.975)) - gain + (last - first)
     return Reading(last - first, (float(low), float(high)))
 
 
-def _gain(start: NDArray[Any], end: NDArray[Any], classes: NDArray[Any], rows: NDArray[Any]) -> float:
-    targets = torch.from_numpy(classes[rows])
+def _targets(history: History) -> NDArray[np.float64] | None:
+    """Columns of the samples the kernel was taken on; groups are classes where a history has no targets."""
+    if history.targets is not None:
+        rows = history.rows.get("tangent")
+        return np.asarray(history.targets if rows is None else history.targets[rows], dtype=np.float64)
+    n = sum(len(inside) for inside in history.groups.values())
+    classes = np.zeros((n, len(history.groups)))
+    for column, inside in enumerate(history.groups.values()):
+        classes[[number for number in inside if number < n], column] = 1
+    return classes if classes.shape[1] > 1 and bool((classes.sum(1) == 1).all()) else None
+
+
+def _gain(start: NDArray[Any], end: NDArray[Any], columns: NDArray[Any], rows: NDArray[Any]) -> float:
+    targets = torch.from_numpy(columns[rows])
     kernels = (torch.from_numpy(np.asarray(kernel, dtype=np.float64)[np.ix_(rows, rows)]) for kernel in (start, end))
     before, after = (float(centered_alignment(kernel, targets)) for kernel in kernels)
     return after - before
@@ -204,6 +221,8 @@ def _curve(history: History, name: str) -> dict[int, float]:
 
 def _interval(n: int, statistic: Callable[[Vector], Vector]) -> tuple[float, float] | None:
     """95 % of a statistic of how often each of ``n`` samples was drawn, ``[resamples, n]``."""
+    if n == 0:
+        return None
     counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = statistic(counts)

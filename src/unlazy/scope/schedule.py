@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,8 @@ class Paced:
     """Geometric early, then by change: gaps grow while little happens and shrink while much does.
 
     Up to ``early`` steps each gap is a fixed share of the steps done. Later a change above ``much`` since the last measurement
-    halves the gap, one below ``little`` doubles it; never more than one measurement an octave is left out.
+    halves the gap, one below ``little`` doubles it: at least one measurement an octave, and gaps of at least ``finest`` of the
+    steps done, so that a noisy training does not fill the disk.
 
     >>> pace = Paced()
     >>> seen = []
@@ -74,6 +75,7 @@ class Paced:
     growth: float = 0.25
     little: float = 0.01
     much: float = 0.1
+    finest: float = 0.02
     due_at: int = 0
     gap: float = 1.0
 
@@ -90,8 +92,11 @@ class Paced:
             self.gap = max(1.0, self.gap / 2)
         elif change < self.little:
             self.gap = 2 * self.gap
-        self.gap = min(self.gap, max(1.0, float(step)))
+        self.gap = min(max(self.gap, self.finest * step), max(1.0, float(step)))
         self.due_at = step + max(1, round(self.gap))
+
+
+UNSEEN = 0.9  # of the budget is planned with: looking also leaves cold caches behind, which no clock of ours sees
 
 
 @dataclass
@@ -122,7 +127,7 @@ class Budget:
 
     def allowed(self, trained: float, to_come: float = 0.0) -> float:
         """Seconds that may have been spent by now."""
-        return max(self.grace, self.share * (trained + self.ahead * to_come))
+        return max(self.grace, UNSEEN * self.share * (trained + self.ahead * to_come))
 
     def affords(
         self, names: Iterable[str], trained: float, *, kept_back: float, to_come: float = 0.0, part: float = 1.0
@@ -132,6 +137,8 @@ class Budget:
 
 
 LIGHT = 0.3  # share of the budget that light measurements may use up on their own: the others must get their turn
+
+GRACE_STEPS = 1000  # that the grace should reach where it pays for few measurements
 
 
 @dataclass
@@ -143,6 +150,16 @@ class Planner:
     full: Paced = field(default_factory=Paced)
     quick: Paced = field(default_factory=Paced)
     skipped: int = 0
+
+    def spread_grace(self, cost: float) -> None:
+        """Widen the first gaps where the grace pays for few measurements: they should not all go to the first steps.
+
+        Geometric steps that reach ``GRACE_STEPS`` with what it pays for, but at least one measurement an octave.
+        """
+        if not math.isfinite(self.budget.share):
+            return
+        affordable = max(1.0, self.budget.grace / max(cost, 1e-9))
+        self.full.growth = min(max(self.full.growth, GRACE_STEPS ** (1 / affordable) - 1), 1.0)
 
     def due(self, step: int, looks: Iterable[str], trained: float, to_come: float = 0.0) -> list[str]:
         """The looks to take at this step, all or the light ones, within the budget."""
@@ -169,14 +186,10 @@ class Planner:
         if not set(names) <= self.light:
             self.full.measured(step, change)
 
-    def learn(self, seconds: Mapping[str, float]) -> None:
-        for name, taken in seconds.items():
-            self.budget.learn(name, taken)
-
     def _wait(self, step: int, cost: float, trained: float) -> None:
         """Too early: come back when the training time that pays for it should have passed."""
         self.skipped += 1
-        missing = (self.budget.spent + 2 * cost) / self.budget.share - trained
+        missing = (self.budget.spent + 2 * cost) / (UNSEEN * self.budget.share) - trained
         per_step = trained / step if step else 0.0
         steps = math.ceil(missing / per_step) if per_step > 0 and math.isfinite(missing) else 1
         self.full.due_at = step + min(max(1, steps), max(1, round(self.full.growth * step)))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import copy
 import html
 import sys
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +124,15 @@ class Scope(AbstractContextManager["Scope"]):
             strict=strict,
         )
         self._finalizer = weakref.finalize(self, _finish_at_end, self._session)
+        _notice_the_end()
 
     # --- while training ----------------------------------------------------------------------------------------
 
-    def step(self, step: int, **scalars: Any) -> None:
+    def step(self, step: Any, **scalars: Any) -> None:
         """Tell the scope that ``step`` updates are done; ``scalars`` are kept beside whatever is measured.
 
-        A loop that counts from 0 and tells *after* its update is understood: its steps are shifted by one. A scalar named
+        A loop that counts from 0 and tells *after* its update is understood: its steps are shifted by one. One that begins anew
+        every epoch is counted on, with a warning. A scalar named
         like one of the scope's own is kept as ``train_NAME``. With named measures ``checkpoint`` may be a function that returns
         tensors, which are written with the same line, due or not.
         """
@@ -178,6 +184,12 @@ class Scope(AbstractContextManager["Scope"]):
         """A page of text: the verdict, the numbers of the first and the last measurement, what is missing, what it cost."""
         return "\n".join(self._report_lines())
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SeenScope:
+        return SeenScope(copy.deepcopy(self.history, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SeenScope, (self.history,)
+
     def __repr__(self) -> str:
         seen = self.history.steps
         span = f"steps {seen[0]} to {seen[-1]}, {len(seen)} measurements" if seen else "nothing seen yet"
@@ -192,8 +204,8 @@ class Scope(AbstractContextManager["Scope"]):
     def _guarded(self, do: Callable[[Session], None]) -> None:
         """Run a part of the scope; an error must not end the user's training."""
         session = self._session
-        if session is None or session.finished or self._failed is not None:
-            return
+        if session is None or session.finished or session.looking or self._failed is not None:
+            return  # while looking: the model's own hooks may tell a step
         try:
             do(session)
         except Exception as error:
@@ -223,6 +235,19 @@ class Scope(AbstractContextManager["Scope"]):
                 f"{cost['seconds_at_construction']:.2f} s before it"
             )
         return lines
+
+
+class SeenScope(Scope):
+    """What copies and pickles of a scope are: they hold what was seen, and look no more. Two scopes must not write one run."""
+
+    def __init__(self, history: History) -> None:
+        self.model, self.strict = nn.Identity(), False
+        self._session, self._fixed, self._failed = None, None, "a copy, which does not look"
+        self._seen = history
+
+    @property
+    def history(self) -> History:
+        return self._seen
 
 
 class FixedScope:
@@ -270,17 +295,22 @@ def _is_first_process() -> bool:
 
 
 def _finish_at_end(session: Session) -> None:
-    """The handle is gone, or Python ends: an open scope finishes itself, after an error as failed."""
-    error = getattr(sys, "last_value", None) if sys.is_finalizing() or _exiting() else None
+    """The handle is gone, or Python ends: an open scope finishes itself, as failed where an error ended Python."""
+    by_itself = _python_ends.is_set() and not hasattr(sys, "ps1")  # a prompt keeps its last error for ever
     try:
-        session.finish(error)
+        session.finish(getattr(sys, "last_value", None) if by_itself else None)
     except Exception as trouble:
         warnings.warn(f"the scope could not finish: {trouble}", stacklevel=2)
         _let_go(session, trouble)
 
 
-def _exiting() -> bool:
-    return hasattr(sys, "last_value")
+_python_ends = threading.Event()
+
+
+@cache
+def _notice_the_end() -> None:
+    """Functions of atexit run last in, first out: registered behind the finalizers, this one runs before them."""
+    atexit.register(_python_ends.set)
 
 
 def _let_go(session: Session, error: Exception) -> None:

@@ -25,6 +25,7 @@ from unlazy.scope.measures import Instruments
 from unlazy.scope.probe import Choice, Probe, chosen_output, with_columns
 from unlazy.scope.schedule import Budget, Planner
 from unlazy.scope.tangent import Measured
+from unlazy.scope.told import as_number, detached, whole
 from unlazy.scope.untouched import untouched, unwrapped
 from unlazy.scope.verdict import judge
 from unlazy.store import Run
@@ -86,6 +87,9 @@ class Session:
                 self.instruments.strict = strict
         self._learn_costs(writing=0.0)
         self.history = History(_groups(probe), self.instruments.layers, self._left_out(), keep_all=folder is None)
+        assert probe.columns is not None
+        self.history.targets = _plain(probe.columns)
+        self.history.notes, self.history.rows = self.instruments.notes, self._rows()
         if folder is not None:
             self.keeper = Keeper(folder, self._header(basis, views, budget, spec))
             _open[str(folder.resolve())] = self
@@ -117,7 +121,7 @@ class Session:
             self.budget.spent += self._left - self._began
 
     def _step(self, step: Any, scalars: Mapping[str, Any]) -> None:
-        step = self._counted(_whole(step))
+        step = self._counted(whole(step))
         if step == 0 and self.seen < 0 and scalars:
             self._write(0, ({}, {}), {}, user=scalars)
         if step <= max(self.seen, self.measured):
@@ -128,7 +132,7 @@ class Session:
         if names:
             self._measure(step, names, scalars)
         else:
-            self.unmeasured = (step, {name: _detached(value) for name, value in scalars.items()})
+            self.unmeasured = (step, {name: detached(value) for name, value in scalars.items()})
 
     def _counted(self, step: int) -> int:
         """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
@@ -139,7 +143,7 @@ class Session:
                 warnings.warn(
                     f"step {step} came after step {self.told}: steps count updates over the whole training. The scope goes on "
                     f"counting from {self.seen + 1}.",
-                    stacklevel=6,
+                    stacklevel=7,
                 )
             self.epochs = self.seen + 1 - self.shift - step
         self.told = step
@@ -173,7 +177,7 @@ class Session:
         finally:
             self.looking = False
         for name, why in self.instruments.fallen.items():
-            warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=4)
+            warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=7)
         self.instruments.fallen.clear()
         self.history.left_out = self._left_out()
         writing = time.perf_counter()
@@ -267,12 +271,12 @@ class Session:
         for name, value in (user or {}).items():
             known = name in scalars or (name in self.history.scalars and not name.startswith("train_"))
             clash = known and name in self.instruments.own_names
-            number = _number(value)
+            number = as_number(value)
             if number is not None:
                 scalars[f"train_{name}" if clash else name] = number
             elif name not in self.refused:
                 self.refused.add(name)
-                warnings.warn(f"{name} is not a number but {value!r}, and is not kept.", stacklevel=6)
+                warnings.warn(f"{name} is not a number but {value!r}, and is not kept.", stacklevel=8)
         if step > 0:
             scalars["overhead"] = self.budget.spent / self.trained if self.trained > 0 else 0.0
             if self.shift:
@@ -311,6 +315,9 @@ class Session:
     def _left_out(self) -> dict[str, str]:
         return {QUANTITIES.get(name, name): why for name, why in self.instruments.left_out.items()}
 
+    def _rows(self) -> dict[str, list[int]]:
+        return {look: rows.tolist() for look, rows in self.instruments.rows.items() if rows is not None}
+
     def _header(self, basis: dict[str, Any], views: tuple[str, ...], budget: float, spec: Any) -> dict[str, Any]:
         probe = self.instruments.probe
         about = {
@@ -320,7 +327,7 @@ class Session:
             "layers": self.instruments.layers,
             "left_out": self._left_out(),
             "notes": self.instruments.notes,
-            "rows": {look: rows.tolist() for look, rows in self.instruments.rows.items() if rows is not None},
+            "rows": self._rows(),
             "probe_kind": probe.kind,
             "image_shape": probe.image_shape,
         }
@@ -369,27 +376,6 @@ def _split(measured: Measured) -> tuple[dict[str, float], dict[str, Array]]:
     scalars = {name: float(value) for name, value in measured.items() if value.ndim == 0}
     arrays = {ARRAY_NAMES.get(name, name): _plain(value) for name, value in measured.items() if value.ndim > 0}
     return scalars, {name: array.astype(np.float32) if name in KERNELS else array for name, array in arrays.items()}
-
-
-def _whole(step: Any) -> int:
-    """A number of updates: an int, or what numpy, torch or a careless division make of one."""
-    good = isinstance(step, int | float | np.integer | np.floating | Tensor) and np.size(step) == 1
-    number = float(step) if good else -1.0
-    require(number >= 0 and number.is_integer(), f"step is the number of updates done, got {step!r}.")
-    return int(number)
-
-
-def _detached(value: Any) -> Any:
-    """A number that does not keep a graph alive."""
-    return value.detach() if isinstance(value, Tensor) else value
-
-
-def _number(value: Any) -> float | None:
-    """The mean of what the user gave, or ``None`` where it is not numbers."""
-    try:
-        return float(torch.as_tensor(value).detach().double().mean())
-    except (TypeError, ValueError, RuntimeError):
-        return None
 
 
 def _plain(tensor: Tensor) -> Array:

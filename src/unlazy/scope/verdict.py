@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,10 +25,12 @@ LEAST_FALL = 0.05  # share of the loss at the start
 NEEDED = ("linearisation_error", "tangent_distance", "tangent_change")  # one of these must be there
 TANGENT_VIEWS = ("linear", "linearisation_error", "tangent")
 GAINS, STARVES = 1.15, 0.85  # kernel mass of a group now, relative to the start
+BEHIND = 2.0  # loss of a group, relative to that of all samples, where it fell by less than half
+OWN_TANGENT = 1e-4  # a network this near to its own tangent is linear in the parameters that train
 MEANINGS = {
-    "lazy": "It behaves as a fixed kernel machine: its linearised twin would predict nearly the same.",
-    "mixed": "It left its linearised twin behind, but not far.",
-    "rich": "It learned features: its linearised twin would predict something else.",
+    "lazy": "It kept the features it started with: a linear model on them (its linearised twin) would predict nearly the same.",
+    "mixed": "It changed its features somewhat: a linear model on those it started with (its linearised twin) comes near.",
+    "rich": "It learned features: a linear model on those it started with (its linearised twin) would predict something else.",
     "cannot tell": "The measurements do not decide.",
 }
 
@@ -55,7 +57,8 @@ class Verdict:
     ``when``: the first measured step at which each measure, and all together ("network"), passed its lazy threshold; ``None``
     where it never did. ``groups``: shares of samples and of the kernel's trace (``mass``) at the first and last measurement,
     ``mass_per_share`` (1: as much as its samples' share), ``mass_gain`` since the start, ``paths_gain`` (change of the mean log
-    number of active paths, against that of all samples), and what became of each group: ``gains``, ``starved`` or ``keeps``.
+    number of active paths, against that of all samples), what became of each group: ``gains``, ``starved`` or ``keeps``, and
+    whether its loss stayed ``behind``. ``notes``: what the numbers contain besides learning.
     """
 
     label: str
@@ -66,6 +69,7 @@ class Verdict:
     groups: Mapping[str, Mapping[str, Any]]
     reasons: tuple[str, ...]
     source: str
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -76,30 +80,53 @@ class Verdict:
     def __str__(self) -> str:
         lines = [f"Verdict: {self.label}. {MEANINGS[self.label]}"]
         lines += [f"  {reason}" for reason in self.reasons]
-        if self.gap is not None and self.gap_range is not None:
-            low, high = self.gap_range
-            lines.append(f"Estimated gap to the linearised twin: {self.gap:.2g} (typically {low:.2g} to {high:.2g}).")
-        if self.evidence:
-            width = max(len(one.measure) for one in self.evidence)
-            lines += [f"  {one.measure:<{width}}  {_value_text(one)}  {one.says}" for one in self.evidence]
-        lines += [f"  {line}" for line in (self.when_text(), self.groups_text(), f"Thresholds: {self.source}") if line]
+        lines += [self.gap_text()] if self.gap_text() else []
+        lines += _table(self.evidence)
+        lines += [f"  {line}" for line in self.remarks()]
         return "\n".join(lines)
+
+    def gap_text(self) -> str:
+        """The estimate and how far it is typically off, in a sentence."""
+        if self.gap is None or self.gap_range is None:
+            return ""
+        low, high = self.gap_range
+        scale = "0: none, 1: as far as the network went"
+        return f"Estimated gap to that twin ({scale}): {self.gap:.2g}, typically {low:.2g} to {high:.2g}."
+
+    def remarks(self) -> list[str]:
+        """When, on which groups, what else to know, and where the thresholds come from."""
+        said = (self.when_text(), self.groups_text(), *(f"Note: {note}." for note in self.notes))
+        return [line for line in (*said, f"Thresholds: {self.source}.") if line]
 
     def when_text(self) -> str:
         """When the network left the lazy regime, in a sentence."""
         if "network" not in self.when:
             return ""
         step = self.when["network"]
-        return "It never left the lazy regime." if step is None else f"It left the lazy regime by step {step}."
+        if step is None:
+            return "" if self.label == "cannot tell" else "It never left the lazy regime."
+        if self.label == "lazy":
+            return f"The estimate was beyond the lazy border at step {step}, but came back."
+        if self.label == "cannot tell":
+            return f"The estimate passed the lazy border by step {step}."
+        return f"It left the lazy regime by step {step}."
 
     def groups_text(self) -> str:
-        """Who gained kernel mass and who was starved, in a sentence or two."""
-        parts = []
-        for word, verb in (("gains", "gained"), ("starved", "lost")):
+        """Who gained kernel mass, who was starved and who stayed behind, in a sentence or two."""
+        moves, parts = [], []
+        for word, verb in (("gains", "grew"), ("starved", "shrank")):
             found = [(name, about) for name, about in self.groups.items() if about.get("verdict") == word]
             if found:
                 names = ", ".join(f"{name} ({about['mass_gain']:.2g} times)" for name, about in found)
-                parts.append(f"Groups that {verb} kernel mass: {names}.")
+                moves.append(f"{verb} for {names}")
+        if moves:
+            parts.append(f"Share of the tangent kernel (how strongly training acts on a group): {'; '.join(moves)}.")
+        behind = [(name, about) for name, about in self.groups.items() if about.get("behind")]
+        if behind:
+            names = ", ".join(
+                f"{n} (loss {about['loss_first']:.2g} to {about['loss_last']:.2g})" for n, about in behind
+            )
+            parts.append(f"Left behind: {names}.")
         return " ".join(parts)
 
     def _repr_html_(self) -> str:
@@ -119,8 +146,9 @@ def judge(measured: History | Readings | Run, calibrated: Thresholds | None = No
     gap, span = None, None
     label = "cannot tell"
     if known:
-        log_gap, scatter = limits.pooled({name: reading.value for name, reading in known.items()})
-        sampling = _sampling_error(known, limits)
+        pooled = _telling(known)
+        log_gap, scatter = limits.pooled({name: reading.value for name, reading in pooled.items()})
+        sampling = _sampling_error(pooled, limits)
         off, wide = math.hypot(limits.margin, sampling), math.hypot(limits.spread, sampling)
         gap, span = math.exp(log_gap), (math.exp(log_gap - wide), math.exp(log_gap + wide))
         words = [limits.word(log_gap - off), limits.word(log_gap + off)]
@@ -132,7 +160,16 @@ def judge(measured: History | Readings | Run, calibrated: Thresholds | None = No
             reasons.append(f"The estimated gap is too near the border between {words[0]} and {words[1]}.")
         if not reasons:
             label = words[0]
-    return Verdict(label, gap, span, evidence, _when(seen, limits), _groups(seen), tuple(reasons), source)
+    when, groups = _when(seen, limits), _groups(seen)
+    return Verdict(label, gap, span, evidence, when, groups, tuple(reasons), source, seen.notes)
+
+
+def _telling(known: Mapping[str, Reading]) -> Mapping[str, Reading]:
+    """All measures; but where the network is linear in what trains, how far parameters went says nothing about features."""
+    own = [known[name].value for name in ("linearisation_error", "tangent_change") if name in known]
+    if len(own) < 2 or max(own) > OWN_TANGENT:
+        return known
+    return {name: reading for name, reading in known.items() if name != "parameter_motion"}
 
 
 def _too_little(seen: Readings) -> list[str]:
@@ -203,10 +240,14 @@ def _groups(seen: Readings) -> dict[str, dict[str, Any]]:
         row: dict[str, Any] = dict(about)
         if about.get("mass_first", 0) > 0:
             gain = about["mass_last"] / about["mass_first"]
-            row["mass_gain"], row["mass_per_share"] = gain, about["mass_last"] / about["share"]
+            row["mass_gain"] = gain
+            row["mass_per_share"] = about["mass_last"] / about.get("kernel_share", about["share"])
             row["verdict"] = "gains" if gain > GAINS else "starved" if gain < STARVES else "keeps"
         if "paths_first" in about and "paths_last" in about:
             row["paths_gain"] = about["paths_last"] - about["paths_first"]
+        if seen.losses is not None and "loss_last" in about:
+            far = about["loss_last"] > BEHIND * seen.losses[2]
+            row["behind"] = bool(far and about["loss_last"] > about["loss_first"] / 2)
         view[name] = row
     return view
 
@@ -214,9 +255,19 @@ def _groups(seen: Readings) -> dict[str, dict[str, Any]]:
 # --- drawing -------------------------------------------------------------------------------------------------
 
 
-def _value_text(one: Evidence) -> str:
-    span = "" if one.interval is None else f" [{one.interval[0]:.2g}, {one.interval[1]:.2g}]"
-    return f"{one.value:.2g}{span}  (lazy below {one.lazy_below:.2g}, rich above {one.rich_above:.2g})"
+def _table(evidence: Sequence[Evidence]) -> list[str]:
+    """The measures in columns."""
+    if not evidence:
+        return []
+    rows = [("measure", "value [95 %]", "lazy below", "rich above", "says")]
+    for one in evidence:
+        span = "" if one.interval is None else f" [{one.interval[0]:.2g}, {one.interval[1]:.2g}]"
+        limits = (f"{one.lazy_below:.2g}", f"{one.rich_above:.2g}")
+        rows.append((one.measure, f"{one.value:.2g}{span}", *limits, one.says))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 COLOURS = {"lazy": "#2b8ccf", "mixed": "#b8860b", "rich": "#0f9d70", "cannot tell": "#7f7f7f"}
@@ -232,12 +283,9 @@ def _as_html(verdict: Verdict) -> str:
         f'<td style="{cell};color:{COLOURS.get(one.says, "inherit")}">{html.escape(one.says)}</td></tr>'
         for one in verdict.evidence
     )
-    gap = ""
-    if verdict.gap is not None and verdict.gap_range is not None:
-        low, high = verdict.gap_range
-        gap = f"<div>Estimated gap to the linearised twin: {verdict.gap:.2g} (typically {low:.2g} to {high:.2g})</div>"
-    notes = [*verdict.reasons, verdict.when_text(), verdict.groups_text(), f"Thresholds: {verdict.source}"]
-    said = "".join(f"<div>{html.escape(note)}</div>" for note in notes if note)
+    gap = f"<div>{html.escape(verdict.gap_text())}</div>" if verdict.gap_text() else ""
+    notes = [*verdict.reasons, *verdict.remarks()]
+    said = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
     return (
         '<div style="font:13px/1.5 system-ui,sans-serif;color:inherit;border:1px solid rgba(127,127,127,.4);'
         'border-radius:8px;padding:10px 14px;max-width:46em">'

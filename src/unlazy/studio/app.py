@@ -82,7 +82,7 @@ def make_app(studio: Studio, *, host: str = "127.0.0.1", token: str | None = Non
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        threading.Thread(target=_warm, daemon=True).start()
+        threading.Thread(target=_warm, args=(studio.payload.shelf,), daemon=True).start()
         try:
             yield
         finally:
@@ -99,8 +99,9 @@ def make_app(studio: Studio, *, host: str = "127.0.0.1", token: str | None = Non
     return Guard(Starlette(routes=routes, lifespan=lifespan), host=host, token=token, policy=content_policy(page))
 
 
-def _warm() -> None:
-    """Import what the first click needs while nobody waits: after the list, which needs none of it."""
+def _warm(shelf: Shelf) -> None:
+    """Read the list, then import what the first click needs, while nobody waits."""
+    shelf.cards()
     time.sleep(2)
     for name in ("torch", "matplotlib.figure"):
         import_module(name)

@@ -207,7 +207,7 @@ def verdict(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
         axes[0, 0].text(4.1, place, f"{row['value']:.3g}  {row['says']}", va="center", fontsize=8)
     axes[0, 0].set_yticks(range(len(rows)), [row["measure"].replace("_", " ") for row in reversed(rows)])
     axes[0, 0].set(xlim=(-3, 4), title=f"verdict: {found['label']}")
-    axes[0, 0].set_xticks([-1.5, 0, 1, 2.5], ["lazy", "lazy below", "rich above", "rich"])
+    axes[0, 0].set_xticks([-1.5, 0.5, 2.5], ["lazy", "between the thresholds", "rich"])
     return figure
 
 

@@ -80,6 +80,8 @@ class Watcher:
 
     def _look(self, only: str | None = None) -> dict[str, tuple[Stamp, str]]:
         seen = {}
+        if only is None:
+            self.shelf.cards()  # together with a page that asks for the list, not beside it
         for key, folder in self.shelf.folders().items():
             if only in (None, key):
                 try:

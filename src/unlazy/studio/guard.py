@@ -23,7 +23,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
 COOKIE = "unlazy_token"
-POSTS = frozenset({"/api/play", "/api/play/stop"})
+POSTS = frozenset({"/api/play", "/api/play/ready", "/api/play/stop"})
 
 
 def is_loopback(host: str) -> bool:

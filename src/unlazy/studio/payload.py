@@ -98,7 +98,8 @@ class Payload:
         """Several steps at once, of an array or (``kind=levels``) of a heat map: what the single addresses answer, in a row.
 
         First the length of a JSON text (four bytes, little-endian), then the text: ``[{"step", "bytes", "headers"}]``, or
-        ``{"step", "error"}`` for a step that cannot be read, filled with spaces to a multiple of four; then all bodies.
+        ``{"step", "error"}`` for a step that cannot be read, filled with spaces to a multiple of four; then all bodies, each
+        filled to a multiple of four.
         """
         opened, quantity = self._named(rest)
         steps = [whole(step, "steps") for step in parameters.get("steps", "").split(",")[:MOST_FRAMES]]

@@ -117,7 +117,8 @@ class Playground:
 
     def _forget(self) -> None:
         """Keep the newest few runs only."""
-        runs = sorted((path for path in self.root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+        there = (path for path in self.root.glob("[!.]*") if path.is_dir())
+        runs = sorted(there, key=lambda path: path.stat().st_mtime)
         for old in runs[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         logs = sorted(self.root.glob("child-*.log"), key=lambda path: path.stat().st_mtime)

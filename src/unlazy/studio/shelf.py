@@ -77,7 +77,7 @@ class Shelf:
         self.root = Path(root).resolve()
         self._only = only
         self.playground = playground.resolve() if playground else None
-        self._lock = threading.Lock()
+        self._lock, self._listing = threading.Lock(), threading.Lock()
         self._folders: dict[str, Path] = {}
         self._walked = float("-inf")
         self._cards: dict[str, tuple[Stamp, dict[str, Any] | StoreError]] = {}
@@ -113,11 +113,12 @@ class Shelf:
     def cards(self) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
         """One card a run, newest first, and the folders that cannot be read, with the reason."""
         cards, broken = [], []
-        for key, folder in self.folders().items():
-            try:
-                cards.append(self.card(key, folder))
-            except StoreError as error:
-                broken.append({"folder": key, "error": str(error)})
+        with self._listing:  # whoever comes second finds the cards made
+            for key, folder in self.folders().items():
+                try:
+                    cards.append(self.card(key, folder))
+                except StoreError as error:
+                    broken.append({"folder": key, "error": str(error)})
         gone = self._cards.keys() - self._folders.keys()
         for key in gone:
             self._cards.pop(key, None)

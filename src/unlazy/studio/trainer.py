@@ -2,7 +2,8 @@
 
     python -m unlazy.studio.trainer        folder and settings as one line of JSON on standard input
 
-It imports what it needs, then waits for that line, so that a training can begin at once. It ends when its time is over, when it is killed, or when whoever started it is gone (its standard input closes).
+It imports what it needs, then waits for that line, so that a training can begin at once. It ends when its time is over, when
+it is killed, or when whoever started it is gone (its standard input closes).
 """
 
 from __future__ import annotations
@@ -221,8 +222,8 @@ def warm() -> None:
     import torch
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=".") as place:
-        train(Play(width=2, depth=1), Path(place) / ".warm", steps=2)
+    with tempfile.TemporaryDirectory(prefix=".", dir=".") as place:  # hidden: the page does not list it
+        train(Play(width=2, depth=1), Path(place) / "run", steps=2)
 
 
 def main() -> None:

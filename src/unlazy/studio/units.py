@@ -58,7 +58,7 @@ def curves_of(
     if what == "turned":
         return found.steps, {"turned": degrees_turned(found.vectors)}
     if what == "length":
-        lines = {"length": np.linalg.norm(found.vectors, axis=1)}
+        lines = {"length": _lengths(opened, quantity, member, unit, found)}
         return found.steps, lines if found.offsets is None else lines | {"offset": found.offsets}
     if what != "open":
         raise BadRequest(f"of a unit there are {', '.join(WHAT)}, not {what!r}.")
@@ -67,8 +67,23 @@ def curves_of(
         raise NotHere(f"the inputs of {opened.key} are not stored; nobody can say where a unit is open.")
     offsets = 0.0 if found.offsets is None else found.offsets
     is_open = points @ found.vectors.T + offsets >= 0  # [n, T]
-    groups = probe_of(opened).groups or {"all": list(range(len(points)))}
+    groups = probe_of(opened).groups or _classes(probe_of(opened).labels()) or {"all": list(range(len(points)))}
     return found.steps, {name: is_open[places].mean(0) for name, places in groups.items()}
+
+
+def _classes(labels: list[int] | None) -> dict[str, list[int]]:
+    """The samples of each class, at most a dozen of them."""
+    found: dict[str, list[int]] = {}
+    for place, label in enumerate(labels or []):
+        found.setdefault(str(label), []).append(place)
+    return dict(sorted(found.items(), key=lambda entry: int(entry[0]))[:12])
+
+
+def _lengths(opened: OpenRun, quantity: str, member: int, unit: int, found: Story) -> NDArray[np.float64]:
+    """Norms of a unit; neurons may be kept as directions, with their norms beside them."""
+    if quantity == "neurons" and opened.steps("neuron_norms", member) == found.steps:
+        return np.array([opened.stored("neuron_norms", step, member).read()[unit] for step in found.steps], np.float64)
+    return np.asarray(np.linalg.norm(found.vectors, axis=1))
 
 
 def _points(opened: OpenRun) -> NDArray[Any] | None:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, call, evaluating, requiring, rows_by_sample, samples, take
+from unlazy.kernels.forward_mode import gives, load_forward_mode, pairs_agree, plain_layers, push_twice, skips_padding
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.runtime import Unsupported, require
 
@@ -88,7 +87,7 @@ class Tangents(nn.Module):
             directions = torch.eye(out.shape[1], dtype=out.dtype, device=out.device)
             chosen = self._chosen()
             expected = rows_by_sample(self.base, first, chosen, directions)
-            batched = _gives(self._rows_together, first, expected)
+            batched = gives(lambda: self._rows_together(first), expected)
             for part in _parts(x, max(1, WORK_BYTES // (8 * expected.numel()))):
                 some = take(x, part)
                 rows = self._rows_together(some) if batched else rows_by_sample(self.base, some, chosen, directions)
@@ -103,7 +102,7 @@ class Tangents(nn.Module):
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        with evaluating(self.base), _plain_layers(self.base):
+        with evaluating(self.base), plain_layers(self.base):
             yield
 
     def _chosen(self) -> list[nn.Parameter]:
@@ -113,20 +112,16 @@ class Tangents(nn.Module):
         return {name: parameter.detach() for name, parameter in zip(self.names, self._chosen(), strict=True)}
 
     def _push_forward(self, vector: Tensor, called: Call) -> tuple[Tensor, Tensor]:
-        _load_forward_mode()
+        load_forward_mode()
         found = jvp(lambda at: functional_call(self.base, at, *called), (self._values(),), (self.split(vector),))
         return found[0], found[1]
 
     def _push_twice(self, vector: Tensor, called: Call) -> Tensor:
-        """The derivative of <J^T u, vector> by u."""
+        """By differentiating the gradient."""
         chosen = self._chosen()
         with requiring(chosen, []), torch.enable_grad():
             out = self.base(*called[0], **called[1])
-            u = torch.zeros_like(out, requires_grad=True)
-            pulled = torch.autograd.grad(out, chosen, u, create_graph=True, allow_unused=True)
-            moves = self.split(vector.detach()).values()
-            parts = [(g * move).sum() for g, move in zip(pulled, moves, strict=True) if g is not None]
-            return torch.autograd.grad(torch.stack(parts).sum(), u)[0]
+            return push_twice(out, chosen, self.split(vector.detach()).values())
 
     def _pull(self, weights: Tensor, called: Call) -> Float[Tensor, "p"]:
         chosen = self._chosen()
@@ -162,11 +157,9 @@ class Tangents(nn.Module):
 
         def agrees(moved: Tensor) -> bool:
             u = torch.randn(moved.shape, generator=random, dtype=torch.float64).to(moved)
-            forth, back = (u * moved).sum(), (self._pull(u, few) * v).sum()
-            bound = 1e4 * torch.finfo(moved.dtype).eps * float(u.norm() * moved.norm() + back.abs())
-            return float((forth - back).abs()) <= bound
+            return pairs_agree(u, moved, (self._pull(u, few) * v).sum())
 
-        if not self._skips_padding():
+        if not skips_padding(self.base):
             try:
                 with torch.no_grad():
                     if agrees(self._push_forward(v, few)[1]):
@@ -185,11 +178,6 @@ class Tangents(nn.Module):
                 "Closed forms need gradients only: linearise(...).flow(x, y).outputs(times, new).",
             )
         return False
-
-    def _skips_padding(self) -> bool:
-        """An embedding's padding row gets no gradient, but forward mode would move it."""
-        kinds = (nn.Embedding, nn.EmbeddingBag)
-        return any(isinstance(module, kinds) and module.padding_idx is not None for module in self.base.modules())
 
     def _last_entered(self, vector: Tensor, called: Call) -> str:
         """The innermost module that forward mode was in when it stopped."""
@@ -222,40 +210,6 @@ class _DoubleBackward(torch.autograd.Function):
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor, None, None]:
         with ctx.tangents._ready():
             return ctx.tangents._pull(weights, ctx.called), None, None
-
-
-@cache
-def _load_forward_mode() -> None:
-    """PyTorch compiles a few rules at the first use of forward mode, by means it calls deprecated itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        jvp(torch.neg, (torch.zeros(1),), (torch.zeros(1),))
-
-
-@contextmanager
-def _plain_layers(model: nn.Module) -> Iterator[None]:
-    """Attention and recurrent layers from elementary operations: the fused ones have first derivatives only."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-                for library in (torch.backends.mkldnn, torch.backends.cudnn):
-                    enabled, *_ = library.set_flags(_enabled=False)
-                    stack.callback(library.set_flags, _enabled=enabled)
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-
-
-def _gives(rule: Callable[[Inputs], Tensor], x: Inputs, expected: Tensor) -> bool:
-    try:
-        found = rule(x)
-    except (RuntimeError, ValueError, NotImplementedError):
-        return False
-    bound = 1e4 * torch.finfo(expected.dtype).eps * float(expected.abs().max())
-    return torch.allclose(found, expected, rtol=0, atol=bound)
 
 
 def widen(x: Inputs) -> Inputs:

@@ -2,8 +2,8 @@
 
 They count only at the paper's size: all of CIFAR. Networks are compared where they share data, layout, recipe, epochs and seed.
 The paper's gated networks are soft, so these are judged; the same networks with hard gates, and those trained with hard gates,
-are the controls. Accuracies are those after the last epoch. C20, C22 and C25 compare to about a point, so they are told only where
-training was long enough that the ReLU network fits its training images (a bar set after a first run had ended far below it).
+are the controls. Accuracies are those after the last epoch. C20, C22 and C25 compare to about a point, so they are
+told only where the ReLU network fits its training images (a bar that was set after a first run had ended far below it).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unlazy.studies.halfspace.tables.settings import MODELS
 from unlazy.studies.results import judged_row
 
 FULL_SIZE = 50_000
-TRAINED = 90.0  # % of the training images that the ReLU network must fit before accuracies are compared to a point; the paper's fits 96
+TRAINED = 90.0  # C20, C22, C25: % of its training images that the ReLU network must fit; the paper's fits 96
 ABOUT_A_POINT = 1.5  # C20, C22, C25: "about one point", read as up to one and a half
 FAR_BEHIND = 10.0  # C21, C23: points; the paper's deep linear network is 31 behind
 FIVE_TO_SIX = (3.5, 7.5)  # C24: "about five to six points", read as one and a half more or less

@@ -1,0 +1,259 @@
+"""Every panel has its numbers, a figure and code that runs as it is and draws the numbers of the page."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from studioruns import STEPS, arrays_at, header, write_run
+from unlazy.store import Writer
+from unlazy.studio.answers import BadRequest, NotHere
+from unlazy.studio.payload import Payload
+from unlazy.studio.shelf import Shelf
+
+UNIT: dict[str, Any] = {"layer": 1, "unit": 2}
+OTHER: dict[str, Any] = {"other": "second", "member2": 0}
+VERDICT = {
+    "label": "rich",
+    "when": {"network": 4},
+    "evidence": [
+        {
+            "measure": "gate_flips",
+            "value": 0.3,
+            "interval": [0.2, 0.4],
+            "lazy_below": 0.1,
+            "rich_above": 0.2,
+            "says": "rich",
+        },
+        {
+            "measure": "tangent_distance",
+            "value": 0.01,
+            "interval": None,
+            "lazy_below": 0.1,
+            "rich_above": 0.2,
+            "says": "lazy",
+        },
+        {"measure": "unknown", "value": None, "interval": None, "lazy_below": 0.1, "rich_above": 0.2, "says": None},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("panels")
+    random = np.random.default_rng(0)
+    points = random.normal(size=(1, 8, 2)).astype(np.float32)
+    groups = {"recipe": {"name": "first", "scope": {"groups": {"left": [0, 1, 2], "right": [3, 4, 5, 6, 7]}}}}
+    once = {"probe_x": points, "probe_y": (points[..., :1] > 0).astype(np.float32)}
+    write_run(folder / "first", once=once, head=header("first") | groups)
+    (folder / "first" / "verdict.json").write_text(json.dumps(VERDICT))
+    write_run(folder / "second", steps=(0, 2, 50), once=once)
+    with Writer(
+        folder / "pictures", header("pictures", 1, data={"name": "digits", "options": {}, "fingerprint": "0"})
+    ) as writer:
+        for step in (0, 5):
+            writer.record(
+                step, {}, {"normals": random.normal(size=(1, 2, 6, 64)), "offsets": random.normal(size=(1, 2, 6))}
+            )
+        writer.finish()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def payload(root: Path) -> Payload:
+    return Payload(Shelf(root))
+
+
+def ask(payload: Payload, path: str, **parameters: object) -> Any:
+    return payload.answer(path.split("/"), {name: str(value) for name, value in parameters.items()})
+
+
+def run_code(payload: Payload, panel: str, key: str = "first", **parameters: object) -> Any:
+    """The figure that the text behind a code link makes, run by itself in the present folder."""
+    text = ask(payload, f"code/{key}/{panel}", **parameters).body.decode()
+    space: dict[str, Any] = {}
+    exec(compile(text, "code", "exec"), space)
+    return space["figure"]
+
+
+def lines(figure: Any) -> dict[str, np.ndarray]:
+    """The named curves of a figure."""
+    return {line.get_label(): np.asarray(line.get_ydata(), float) for line in figure.axes[0].lines}
+
+
+PANELS = [
+    ("alignment", {}),
+    ("spectra", {}),
+    ("units", {}),
+    ("halfspaces", {"layer": 1}),
+    ("verdict", {}),
+    ("map-normals", {}),
+    ("map-neurons", {}),
+    ("loss,loss_top", {}),
+    ("unit-normals", UNIT),
+    ("unit-neurons", {"layer": 0, "unit": 3}),
+    ("turned-normals", UNIT),
+    ("length-neurons", {"layer": 0, "unit": 3}),
+    ("open-normals", UNIT),
+    ("difference-overlap", OTHER),
+    ("difference-tangent", OTHER),
+    ("loss", OTHER),
+    ("output", OTHER),
+]
+
+
+@pytest.mark.parametrize(
+    ("panel", "more"), PANELS, ids=[f"{panel}{'-two' if 'other' in more else ''}" for panel, more in PANELS]
+)
+def test_figure_and_code_are_the_same_picture(payload, tmp_path, monkeypatch, panel, more):
+    from matplotlib.image import imread
+
+    monkeypatch.chdir(tmp_path)
+    run_code(payload, panel, step=4, member=1, **more)
+    (made,) = tmp_path.glob("*.png")
+    (tmp_path / "route").write_bytes(ask(payload, f"figure/first/{panel}.png", step=4, member=1, **more).body)
+    assert np.array_equal(imread(made), imread(tmp_path / "route", format="png"))
+    assert imread(made).std() > 0.01  # something is drawn
+
+
+@pytest.mark.parametrize("panel", ["halfspaces", "unit-normals"])
+def test_half_spaces_of_images_are_pictures(payload, tmp_path, monkeypatch, panel):
+    monkeypatch.chdir(tmp_path)
+    figure = run_code(payload, panel, "pictures", step=5, layer=1, unit=4)
+    stored = np.load(next((payload.shelf.folder("pictures") / "arrays" / "normals").glob("*5.npy")))[0, 1]
+    shown = [np.asarray(axis.images[0].get_array(), float) for axis in figure.axes if axis.images]
+    wanted = stored if panel == "halfspaces" else stored[4:5]
+    assert np.allclose(shown[: len(wanted)], wanted.reshape(-1, 8, 8))
+
+
+def test_alignment_and_spectra_are_those_of_the_page(payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drawn = lines(run_code(payload, "alignment", step=4, member=1))
+    spectra = lines(run_code(payload, "spectra", step=4, member=1))
+    for name in ("overlap", "tangent"):
+        told = json.loads(ask(payload, f"spectrum/first/{name}", member=1).body)
+        assert np.array_equal(drawn[name], told["alignment"])
+        wanted = np.array(told["values"][STEPS.index(4)])
+        seen = spectra[f"{name}, step 4"]
+        assert np.array_equal(seen[wanted > 1e-6], wanted[wanted > 1e-6])
+        assert np.isnan(seen[wanted <= 1e-6]).all()
+
+
+def test_the_map_of_units_is_that_of_the_page(payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figure = run_code(payload, "map-normals", step=16, member=1)
+    told = json.loads(ask(payload, "embedding/first/normals", member=1).body)
+    points = np.frombuffer(base64.b64decode(told["points"]), "<f4").reshape(len(told["steps"]), -1, 2)
+    assert np.allclose(figure.axes[0].collections[0].get_offsets(), points[STEPS.index(16)], atol=1e-6)
+
+
+def test_a_unit_is_told_by_its_own_numbers(payload, root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    vectors = [arrays_at(step)["normals"][1, 1, 2].astype(float) for step in STEPS]
+    offsets = [float(arrays_at(step)["offsets"][1, 1, 2]) for step in STEPS]
+    turned = lines(run_code(payload, "turned-normals", member=1, **UNIT))["turned"]
+    for got, vector in zip(turned, vectors, strict=True):
+        cross = vectors[0][0] * vector[1] - vectors[0][1] * vector[0]
+        assert got == pytest.approx(np.degrees(abs(np.arctan2(cross, vectors[0] @ vector))), abs=1e-4)
+    length = lines(run_code(payload, "length-normals", member=1, **UNIT))
+    assert np.allclose(length["length"], [np.hypot(*vector) for vector in vectors])
+    assert np.allclose(length["offset"], offsets)
+    points = np.load(next((root / "first" / "arrays" / "probe_x").glob("*.npy")))[0]
+    shares = lines(run_code(payload, "open-normals", member=1, **UNIT))
+    for name, places in (("left", range(3)), ("right", range(3, 8))):
+        wanted = [
+            sum(points[i] @ vector + offset >= 0 for i in places) / len(places)
+            for vector, offset in zip(vectors, offsets, strict=True)
+        ]
+        assert np.allclose(shares[name], wanted)
+
+
+def test_the_verdict_is_drawn_with_its_values(payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figure = run_code(payload, "verdict")
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert words == ["0.01  lazy", "0.3  rich"]  # from the bottom up; what has no value is left out
+    assert "rich" in figure.axes[0].get_title(loc="left")
+    places = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert np.allclose(places, [-0.9, 2.0])  # in units of the gap between the thresholds
+    with pytest.raises(NotHere, match="no verdict"):
+        ask(payload, "figure/second/verdict.png")
+
+
+def test_the_difference_is_the_same_in_figure_and_data(payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (arrays_at(step)["overlap"].astype(float) for step in (4, 2))
+    wanted = first[1] / first[1].trace() * 8 - second[0] / second[0].trace() * 8
+    figure = run_code(
+        payload, "difference-overlap", step=4, member=1, **OTHER
+    )  # the second run's last step before 4 is 2
+    assert np.allclose(figure.axes[0].images[0].get_array(), wanted)
+    (tmp_path / "d.npy").write_bytes(ask(payload, "difference/first/overlap/4", member=1, format="npy", **OTHER).body)
+    assert np.allclose(np.load(tmp_path / "d.npy"), wanted)
+    text = ask(payload, "difference/first/overlap/4", member=1, format="csv", **OTHER).body.decode()
+    assert np.allclose(np.loadtxt(text.splitlines(), delimiter=","), wanted, rtol=1e-6)
+    with pytest.raises(BadRequest, match="subtracted"):
+        ask(payload, "difference/first/output/4", **OTHER)
+    with pytest.raises(NotHere):
+        ask(payload, "difference/first/overlap/4", other="../second")
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("figure/first/unit-normals.png?layer=9&unit=0", NotHere),
+        ("figure/first/turned-normals.png?layer=0&unit=99", NotHere),
+        ("figure/first/difference-overlap.png", NotHere),
+        ("figure/first/overlap.png?other=nothing", NotHere),
+        ("code/first/loss?other=third", NotHere),
+        ("code/first/unit-normals?layer=x", BadRequest),
+        ("frames/first/overlap?steps=x", BadRequest),
+        ("frames/first/overlap?steps=4&kind=else", BadRequest),
+    ],
+)
+def test_what_is_not_there_is_said(payload, path, error):
+    place, _, query = path.partition("?")
+    with pytest.raises(error):
+        ask(payload, place, **dict(part.split("=") for part in query.split("&") if part))
+
+
+# --- many steps in one answer --------------------------------------------------------------------------
+
+
+def unpacked(body: bytes) -> list[tuple[dict[str, Any], bytes]]:
+    (length,) = struct.unpack("<I", body[:4])
+    place, found = 4 + length, []
+    for head in json.loads(body[4:place]):
+        size = head.get("bytes", 0)
+        found.append((head, body[place : place + size]))
+        place += -(-size // 4) * 4
+    assert place == len(body)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantity"), [("array", "output"), ("array", "normals"), ("levels", "overlap"), ("levels", "tangent")]
+)
+@pytest.mark.parametrize("scale", ["all", "step"])
+def test_a_batch_is_the_single_answers_in_a_row(payload, kind, quantity, scale):
+    steps = [50, 0, 4]
+    batch = ask(payload, f"frames/first/{quantity}", kind=kind, steps=",".join(map(str, steps)), member=1, scale=scale)
+    for step, (head, body) in zip(steps, unpacked(batch.body), strict=True):
+        more = {"scale": scale} if kind == "levels" else {}
+        single = ask(payload, f"{kind}/first/{quantity}/{step}", member=1, **more)
+        assert head["step"] == step
+        assert body == single.body
+        assert head["headers"] == dict(single.headers)
+
+
+def test_a_batch_names_what_it_cannot_read_and_ends_in_time(payload, monkeypatch):
+    found = unpacked(ask(payload, "frames/first/output", steps="0,3,4").body)
+    assert [("error" in head, head["step"]) for head, _ in found] == [(False, 0), (True, 3), (False, 4)]
+    monkeypatch.setattr("unlazy.studio.payload.LARGEST_BATCH", 10)
+    assert [head["step"] for head, _ in unpacked(ask(payload, "frames/first/output", steps="0,1,4").body)] == [0]
