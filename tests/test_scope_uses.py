@@ -106,7 +106,7 @@ def test_a_loss_does_not_keep_its_graph_alive(mlp) -> None:
     scope = Scope(net, (x, y), budget=1e-9)
     scope._session.budget.grace = 0.0  # type: ignore[union-attr]
     train(net, x, y, scope, range(1, 3))
-    assert scope._session.unmeasured[1]["batch_loss"].grad_fn is None  # type: ignore[union-attr,index]
+    assert scope._session.unmeasured[2]["batch_loss"].grad_fn is None  # type: ignore[union-attr,index]
 
 
 def test_told_by_a_hook_of_the_model_it_does_not_look_while_looking(mlp) -> None:

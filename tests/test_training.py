@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def test_scope_of_a_plain_module(tmp_path: Path) -> None:
     data = CIRCLE.dataset()
     net.train()
     optimiser = torch.optim.SGD(net.parameters(), 0.1)
-    with Scope(net, probe=(data.x[::8], data.y[::8]), run=tmp_path / "mine") as scope:
+    with Scope(net, probe=(data.x[::8], data.y[::8]), run=tmp_path / "mine", budget=math.inf) as scope:
         for step in range(5):
             scope.step(step, note=step)
             optimiser.zero_grad()

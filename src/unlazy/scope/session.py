@@ -59,7 +59,9 @@ class Session:
         began = time.perf_counter()
         self.pid, self.sinks, self.total_steps = os.getpid(), list(sinks), steps
         self.trained, self.measurements, self.shift, self.seen = 0.0, 0, 0, -1
-        self.unmeasured: tuple[int, dict[str, Any]] | None = None
+        self.unmeasured: tuple[int, list[str], dict[str, Any]] | None = (
+            None  # the last step, looks still to take, numbers
+        )
         self.told, self.epochs, self.looking, self.refused = -1, 0, False, set[str]()
         self.finished, self.keeper = False, None
         self.budget = Budget(budget)
@@ -132,7 +134,8 @@ class Session:
         if names:
             self._measure(step, names, scalars)
         else:
-            self.unmeasured = (step, {name: detached(value) for name, value in scalars.items()})
+            told = {name: detached(value) for name, value in scalars.items()}
+            self.unmeasured = (step, list(self.instruments.looks), told)
 
     def _counted(self, step: int) -> int:
         """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
@@ -158,9 +161,9 @@ class Session:
         if self.unmeasured is None or self.finished or self.looking or self.pid != os.getpid():
             return
         began = time.perf_counter()
-        step, scalars = self.unmeasured
+        step, names, scalars = self.unmeasured
         self._began = began
-        self._measure(step, list(self.instruments.looks), scalars)
+        self._measure(step, names, scalars)
         self.budget.spent += time.perf_counter() - began
         self._left = time.perf_counter()
 
@@ -186,7 +189,10 @@ class Session:
         self._learn_costs(writing=time.perf_counter() - writing, names=names)
         self.planner.measured(step, names, change)
         self.measured = step
-        self.unmeasured = None if set(self.instruments.looks) <= set(names) else (step, {})
+        before = self.unmeasured
+        pending = before[1] if before is not None and before[0] == step else self.instruments.looks
+        rest = [name for name in pending if name not in names and name in self.instruments.looks]
+        self.unmeasured = (step, rest, {}) if rest else None
 
     def _synchronise(self) -> None:
         """Work that a device still does for the training is not ours."""
