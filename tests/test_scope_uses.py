@@ -106,7 +106,7 @@ def test_a_loss_does_not_keep_its_graph_alive(mlp) -> None:
     scope = Scope(net, (x, y), budget=1e-9)
     scope._session.budget.grace = 0.0  # type: ignore[union-attr]
     train(net, x, y, scope, range(1, 3))
-    assert scope._session.unmeasured[2]["batch_loss"].grad_fn is None  # type: ignore[union-attr,index]
+    assert scope._session.unmeasured.scalars["batch_loss"].grad_fn is None  # type: ignore[union-attr,index]
 
 
 def test_told_by_a_hook_of_the_model_it_does_not_look_while_looking(mlp) -> None:
@@ -439,3 +439,21 @@ def test_notes_stand_in_the_verdict() -> None:
     assert any("batch-norm" in note for note in verdict.notes)
     assert "batch-norm" in str(verdict)
     assert "batch-norm" in verdict._repr_html_()
+
+
+def test_a_loop_that_tells_before_its_update_ends_with_the_network_it_made() -> None:
+    """The last measurement belongs to the last update, not to the step told before it; a number told keeps its own step."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(16, 2)
+    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    scope = Scope(net, (x, x[:, :1]), budget=1e-9, strict=True)
+    scope._session.budget.grace = 0.0
+    for step in range(4):
+        scope.step(step, note=step)
+        optimiser.zero_grad()
+        (net(x) - x[:, :1]).square().mean().backward()
+        optimiser.step()
+    scope.finish()
+    assert scope.history.steps[-1] == 4
+    assert scope.history.scalars["note"][3] == 3
+    np.testing.assert_allclose(scope.history.arrays["output"][4], net(x).detach().numpy(), rtol=1e-6)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ ARRAY_NAMES = {"log_paths": "paths"}
 
 
 _open: WeakValueDictionary[str, Session] = WeakValueDictionary()
+
+
+@dataclass(frozen=True)
+class Untaken:
+    """What is still to be measured at the last step told: the looks, the user's numbers, and the state of the parameters then."""
+
+    step: int
+    looks: list[str]
+    scalars: dict[str, Any]
+    updates: int
 
 
 class Session:
@@ -135,7 +146,7 @@ class Session:
             self._measure(step, names, scalars)
         else:
             told = {name: detached(value) for name, value in scalars.items()}
-            self.unmeasured = (step, list(self.instruments.looks), told)
+            self.unmeasured = Untaken(step, list(self.instruments.looks), told, self._updates())
 
     def _counted(self, step: int) -> int:
         """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
@@ -161,9 +172,13 @@ class Session:
         if self.unmeasured is None or self.finished or self.looking or self.pid != os.getpid():
             return
         began = time.perf_counter()
-        step, names, scalars = self.unmeasured
-        self._began = began
-        self._measure(step, names, scalars)
+        last, self._began = self.unmeasured, began
+        if last.updates == self._updates():
+            self._measure(last.step, last.looks, last.scalars)
+        else:  # the loop tells before it updates: the network at hand is one step further than the last one told
+            if last.scalars:
+                self._write(last.step, ({}, {}), {}, user=last.scalars)
+            self._measure(last.step + 1, list(self.instruments.looks), {})
         self.budget.spent += time.perf_counter() - began
         self._left = time.perf_counter()
 
@@ -190,9 +205,9 @@ class Session:
         self.planner.measured(step, names, change)
         self.measured = step
         before = self.unmeasured
-        pending = before[1] if before is not None and before[0] == step else self.instruments.looks
+        pending = before.looks if before is not None and before.step == step else self.instruments.looks
         rest = [name for name in pending if name not in names and name in self.instruments.looks]
-        self.unmeasured = (step, rest, {}) if rest else None
+        self.unmeasured = Untaken(step, rest, {}, self._updates()) if rest else None
 
     def _synchronise(self) -> None:
         """Work that a device still does for the training is not ours."""
@@ -202,6 +217,10 @@ class Session:
             now = time.perf_counter()
             self.trained += now - self._began
             self._began = now
+
+    def _updates(self) -> int:
+        """Grows whenever a trained parameter is written to."""
+        return sum(p._version for p in self.instruments.trained.values() if not p.is_inference())
 
     def _moved(self) -> bool:
         start = self.instruments.start.parameters
