@@ -70,9 +70,7 @@ class Session:
         began = time.perf_counter()
         self.pid, self.sinks, self.total_steps = os.getpid(), list(sinks), steps
         self.trained, self.measurements, self.shift, self.seen = 0.0, 0, 0, -1
-        self.unmeasured: tuple[int, list[str], dict[str, Any]] | None = (
-            None  # the last step, looks still to take, numbers
-        )
+        self.unmeasured: Untaken | None = None
         self.told, self.epochs, self.looking, self.refused = -1, 0, False, set[str]()
         self.finished, self.keeper = False, None
         self.budget = Budget(budget)
