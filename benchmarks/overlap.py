@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unlazy import runtime
+from unlazy.bench.tables import save_row
 from unlazy.bench.timing import best_seconds, gemm_rate
 from unlazy.bench.workloads import convolutional
 from unlazy.kernels.overlap import overlap_from_gates, overlap_kernel
 from unlazy.kernels.paths import compiled
 from unlazy.kernels.record import record
-from unlazy.store import write_file
 
 Row = dict[str, Any]
 
@@ -156,12 +156,11 @@ def plain_torch() -> Iterator[None]:
 
 
 def main() -> None:
-    """All rows, or those named (``overlap.py layer paths``); each in a process of its own, so that peak memory is its own."""
+    """All rows, or those named (``overlap.py layer paths``; others stay); each in its own process, for its own peak memory."""
     if sys.argv[1:2] == ["--row"]:
         with runtime.threads(1), nullcontext() if sys.argv[2] in COMPILED else plain_torch():
             print(json.dumps((ROWS | COMPILED)[sys.argv[2]](gemm_rate())))
         return
-    rows: list[Row] = []
     with runtime.threads(1):
         provenance = runtime.provenance("float64")
     installed = compiled.compiled() is not None
@@ -170,14 +169,12 @@ def main() -> None:
     for entry in sys.argv[1:] or (ROWS | COMPILED if installed else ROWS):
         command = [sys.executable, __file__, "--row", entry]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-        rows.append(row)
         print(
             f"{row['workload']:24} n={row['n']} {row['seconds']:8.3f} s {row['megabytes']:6.0f} MB  error {row['error']:.0e}  "
             f"{row['times_limit']:4.2f} x limit  {row['times_faster']:6.1f} x {row['peer']} (n={row['peer_n']})",
             flush=True,
         )
-        text = json.dumps({"rows": rows, "provenance": provenance}, indent=1) + "\n"
-        write_file(Path("results/bench/overlap.json"), text.encode())
+        save_row(Path("results/bench/overlap.json"), row, provenance, ("workload",))
 
 
 if __name__ == "__main__":

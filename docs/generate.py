@@ -8,6 +8,7 @@ from typing import Any
 
 import unlazy
 from unlazy import plots
+from unlazy.bench.tables import speed_page
 from unlazy.claims.scorecard import load_results, scorecard, to_markdown
 from unlazy.studies.halfspace.circle.pilot import compare
 from unlazy.studies.halfspace.circle.pilot import to_markdown as to_table
@@ -40,6 +41,12 @@ def studies(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def speed() -> str:
+    """What the kernel benchmarks measured."""
+    names = ("kernels", "overlap", "device")
+    return speed_page(*(json.loads((ROOT / "results" / "bench" / f"{name}.json").read_text()) for name in names))
+
+
 def main() -> None:
     rows = scorecard(load_results(ROOT / "results"))
     (ROOT / "docs" / "scorecard.md").write_text(to_markdown(rows))
@@ -54,6 +61,7 @@ def main() -> None:
         for name in ("table1/paper.json", "table2/paper.json", "table2/campaign-measured.json")
     )
     (ROOT / "docs" / "cifar.md").write_text(cifar_page(first, second, tries["cells"]))
+    (ROOT / "docs" / "kernel_speed.md").write_text(speed())
 
 
 if __name__ == "__main__":

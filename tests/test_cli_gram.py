@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from unlazy import Circle, Fixed, Measure, Member, NetSpec, Recipe, build, fit, member, overlap_kernel, tangent_kernel
 from unlazy.bench.kernels import least_operations, row_names
 from unlazy.bench.peers import jacobian_contraction, vector_products
+from unlazy.bench.tables import AIMS, NETWORKS, save_row
 from unlazy.bench.workloads import WORKLOADS, dense, two_layers
 from unlazy.cli.app import app
 from unlazy.cli.gram import load_model
@@ -140,3 +141,20 @@ def test_a_dry_bench_prints_plans() -> None:
     said = invoke("bench", "kernels", "a:trace", "--dry-run")
     assert "500 x 500 symmetric" in said
     assert "least operations" in said
+
+
+def test_a_table_keeps_the_rows_that_were_not_measured_again(tmp_path: Path) -> None:
+    path, names = tmp_path / "new" / "rows.json", ("workload", "mode")
+    for workload, mode, seconds in (("a", "sum", 1.0), ("b", "sum", 2.0), ("a", "full", 3.0), ("a", "sum", 4.0)):
+        row = {"workload": workload, "mode": mode, "seconds": seconds}
+        save_row(path, row, {"torch": f"of {seconds}"}, names)
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["workload"], row["mode"], row["seconds"]) for row in rows] == [
+        ("a", "full", 3.0), ("a", "sum", 4.0), ("b", "sum", 2.0),
+    ]  # fmt: skip
+    assert [row["provenance"]["torch"] for row in rows] == ["of 3.0", "of 4.0", "of 2.0"]
+
+
+def test_every_row_of_the_benchmark_has_its_network_on_the_page() -> None:
+    assert set(NETWORKS) == set(WORKLOADS)
+    assert set(AIMS) <= set(row_names())

@@ -16,12 +16,22 @@ README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
+def run_blocks(page: str) -> dict[str, object]:
+    """Run every piece of Python on a page, one after the other."""
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S):
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", README, re.S):
-        exec(compile(block, "README.md", "exec"), names)
-    assert float(names["moved"]) > 0  # type: ignore[arg-type]
+    assert float(run_blocks("README.md")["moved"]) > 0  # type: ignore[arg-type]
+
+
+def test_kernel_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_blocks("docs/kernels.md")
 
 
 def test_readme_commands_exist() -> None:
@@ -47,6 +57,7 @@ def test_generated_reference_is_current() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "api.md").read_text() == module.api(), "run `make docs`"
+    assert (ROOT / "docs" / "kernel_speed.md").read_text() == module.speed(), "run `make docs`"
 
 
 def test_the_project_speaks_of_itself_alone() -> None:

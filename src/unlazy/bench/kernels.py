@@ -1,16 +1,18 @@
 """Tangent kernels: ours against the peers, on one core, in one run.
 
 A peer that would take too long runs on fewer samples; the ratio always compares equal numbers of samples, both measured.
-"limit" = least counted operations over the best matrix-product rate measured in the same run.
+"limit" = least counted operations over the best matrix-product rate measured in the same run. Both sides are timed with an
+allocator that keeps what was freed (the peer gains more from it), and weighed with the allocator as it comes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +27,7 @@ from unlazy.kernels.tangent import plan_tangent, tangent_kernel
 from unlazy.runtime import UnlazyError, require
 
 Row = dict[str, Any]
+KEEP_FREED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # read by glibc when a process starts
 
 
 def least_operations(model: nn.Module, shape: tuple[int, ...], n: int, mode: str) -> float:
@@ -130,17 +133,20 @@ def plan_of(row: str) -> str:
 
 
 def run_rows(rows: Sequence[str]) -> Iterator[Row]:
-    """Each row in a process of its own, so that peak memory is its own."""
+    """Each row in a process of its own, so that peak memory is its own; a chunked peer is weighed in one piece too."""
     for name in rows:
-        row: Row = _apart(name)
+        row: Row = _apart(name, environment=KEEP_FREED)
         row["megabytes"] = _apart(name, "ours", 0)
         row["peer_megabytes"] = _apart(name, row["peer"], row["peer_chunks"][row["peer"]])
+        if WORKLOADS[row["workload"]].weigh_unchunked:
+            row["peer_megabytes_unchunked"] = _apart(name, row["peer"], row["peer_n"])
         yield row
 
 
-def _apart(*arguments: str | int) -> Any:
+def _apart(*arguments: str | int, environment: Mapping[str, str] | None = None) -> Any:
     command = [sys.executable, "-m", "unlazy.bench.kernels", *(str(argument) for argument in arguments)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    around = os.environ | (environment or {})
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=around)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UnlazyError(f"benchmark {arguments[0]} failed: {last}")

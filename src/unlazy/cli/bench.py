@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import typer
 from unlazy import runtime
 from unlazy.bench.kernels import plan_of, row_names, run_rows, text_of
 from unlazy.bench.peers import missing
-from unlazy.store import write_file
+from unlazy.bench.tables import save_row
 
 
 def bench_kernels(wanted: Sequence[str], out: Path, *, dry_run: bool) -> None:
-    """Time the rows wanted, or only say what they would do."""
+    """Time the rows wanted, or only say what they would do; rows of the table that are not wanted stay as they are."""
     rows = row_names(wanted)
     if dry_run:
         for row in rows:
@@ -23,11 +22,9 @@ def bench_kernels(wanted: Sequence[str], out: Path, *, dry_run: bool) -> None:
         return
     with runtime.threads(1):
         provenance = runtime.provenance("float32")
-    done = []
     for measured in run_rows(rows):
-        done.append(measured)
         typer.echo(text_of(measured))
-        write_file(out, (json.dumps({"rows": done, "provenance": provenance}, indent=1) + "\n").encode())
+        save_row(out, measured, provenance, ("workload", "mode"))
     for name, reason in missing().items():
         typer.echo(f"{name}: {reason}")
     typer.echo(f"\nresults: {out}")

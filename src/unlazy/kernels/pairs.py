@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,16 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unlazy.kernels.layers import Factors, Positions, Rows, Share, token_table
-from unlazy.kernels.tiles import Tile, tiles
+from unlazy.kernels.tiles import Band, Tile, bands, tiles
 from unlazy.kernels.windows import Windows
 
 SLIM = 64  # samples a side under which one product for all directions beats one for each pair
 POSITION_ENTRIES = 2**22  # how many entries of a position-by-position product are held at once
 BLOCK, DEVICE_BLOCK = 512, 2048  # pairs of samples are added up in squares of this side, which stay in the cache
-DIAGONAL, DEVICE_DIAGONAL = (
-    128,
-    1024,
-)  # side of the squares on the diagonal, where one direction gains nothing from symmetry
+DIAGONAL, DEVICE_DIAGONAL = 64, 1024  # side of the squares on the diagonal, where one direction gains nothing
 
 
 class Bench:
@@ -28,16 +26,18 @@ class Bench:
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
-    def __call__(self, slot: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        held, size = self._held.get(slot), rows * columns
+    def __call__(self, slot: str, like: Tensor, *shape: int) -> Tensor:
+        held, size = self._held.get(slot), math.prod(shape)
         if held is None or held.numel() < size or held.dtype != like.dtype or held.device != like.device:
             held = self._held[slot] = like.new_empty(size)
-        return held[:size].view(rows, columns)
+        return held[:size].view(shape)
 
 
 def add_trace(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
     """out[i, j] += sum over output directions of the paired gradients: all directions side by side are one."""
-    add_full(out[None, None], [_as_one(a) for a in first], [_as_one(b) for b in second], bench, same=same)
+    left = [_as_one(share) for share in first]
+    right = left if second is first else [_as_one(share) for share in second]
+    add_full(out[None, None], left, right, bench, same=same)
 
 
 def add_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
@@ -60,7 +60,8 @@ def add_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench
                 _add_rows(out, blocks, shaped[0], shaped[1], bench, same=same)
         elif isinstance(a, Positions) and isinstance(b, Positions):
             for block in blocks:
-                _add_positions(out, block, a, b, bench, same=same)
+                for tile in block.tiles():
+                    _add_positions(out, tile, a, b, bench, _directions(out, block, same=same))
     if same:
         _mirror(out, blocks)
 
@@ -76,38 +77,37 @@ def _as_one(share: Share) -> Share:
     return share
 
 
-def _blocks(out: Tensor, *, same: bool) -> list[Tile]:
-    block, diagonal = (DEVICE_BLOCK, DEVICE_DIAGONAL) if out.is_cuda else (BLOCK, DIAGONAL)
-    least = diagonal if out.shape[0] == 1 else block
-    return list(tiles(out.shape[2], out.shape[3], block, block, symmetric=same, least=least))
+def _blocks(out: Tensor, *, same: bool) -> list[Band]:
+    side, diagonal = (DEVICE_BLOCK, DEVICE_DIAGONAL) if out.is_cuda else (BLOCK, DIAGONAL)
+    return bands(out.shape[2], out.shape[3], side, symmetric=same, least=diagonal if out.shape[0] == 1 else side)
 
 
-def _directions(out: Tensor, block: Tile, *, same: bool) -> list[tuple[int, int]]:
+def _directions(out: Tensor, block: Band, *, same: bool) -> list[tuple[int, int]]:
     """Pairs of directions; on the diagonal one of each two, since the other is its transpose."""
-    halved = same and block[0] == block[1]
+    halved = same and block.on_diagonal
     return [(k, m) for k, m in itertools.product(range(out.shape[0]), repeat=2) if not halved or m >= k]
 
 
-def _mirror(out: Tensor, blocks: list[Tile]) -> None:
+def _mirror(out: Tensor, blocks: list[Band]) -> None:
     """Below the diagonal. (Products of a matrix with its own transpose are symmetric only up to rounding.)"""
-    for rows, columns in blocks:
-        block = out[..., rows, columns]
-        if rows != columns:
-            out[..., columns, rows] = block.transpose(0, 1).mT
+    for block in blocks:
+        made = block.of_pairs(out)  # [k, m, tiles, height, width]
+        if not block.on_diagonal:
+            block.mirrored().of_pairs(out).copy_(made.transpose(0, 1).mT)
             continue
         for k in range(out.shape[0]):
-            block[k, k].copy_(block[k, k].triu() + block[k, k].triu(1).T)
+            made[k, k].copy_(made[k, k].triu() + made[k, k].triu(1).mT)
             for m in range(k):
-                block[k, m].copy_(block[m, k].T)
+                made[k, m].copy_(made[m, k].mT)
 
 
-def _add_rows(out: Tensor, blocks: list[Tile], left: Tensor, right: Tensor, bench: Bench, *, same: bool) -> None:
+def _add_rows(out: Tensor, blocks: list[Band], left: Tensor, right: Tensor, bench: Bench, *, same: bool) -> None:
     """Explicit gradients ``[n, k, p]``: direction by direction, or, where that makes slim products, all at once."""
     if out.shape[0] == 1 or min(out.shape[2:]) >= SLIM:
         for block in blocks:
-            rows, columns = block
+            target = block.of_pairs(out)
             for k, m in _directions(out, block, same=same):
-                out[k, m, rows, columns].addmm_(left[rows, k], right[columns, m].T)
+                target[k, m].baddbmm_(block.of_rows(left[:, k]), block.of_columns(right[:, m]))
         return
     a, b = left.flatten(0, 1), right.flatten(0, 1)  # [n k, p]
     product = bench("all directions", a, len(a), len(b))
@@ -135,37 +135,39 @@ def _check_sizes(out: Tensor, first: Sequence[Share], second: Sequence[Share]) -
 
 
 def _add_factors(
-    out: Tensor, block: Tile, shares: Sequence[tuple[Factors, Factors]], bench: Bench, *, same: bool
+    out: Tensor, block: Band, shares: Sequence[tuple[Factors, Factors]], bench: Bench, *, same: bool
 ) -> None:
     """(a_i . a_j + bias) (g_ik . g_jm), all layers one after the other while a block is in the cache."""
-    rows, columns = block
-    inputs = [_input_gram(a.a[rows], b.a[columns], a, bench, number) for number, (a, b) in enumerate(shares)]
-    product = bench("gradients", shares[0][0].g, rows.stop - rows.start, columns.stop - columns.start)
+    target = block.of_pairs(out)
+    inputs = [_input_gram(block, a, b, bench, number) for number, (a, b) in enumerate(shares)]
+    product = bench("gradients", shares[0][0].g, *block.shape)
     for k, m in _directions(out, block, same=same):
-        target = out[k, m, rows, columns]
         for (a, b), gram in zip(shares, inputs, strict=True):
+            left, right = block.of_rows(a.g[:, k]), block.of_columns(b.g[:, m])
             if gram is None:
-                target.addmm_(a.g[rows, k], b.g[columns, m].T)
+                target[k, m].baddbmm_(left, right)
             else:
-                torch.mm(a.g[rows, k], b.g[columns, m].T, out=product)
-                target.addcmul_(product, gram)
+                torch.bmm(left, right, out=product)
+                target[k, m].addcmul_(product, gram)
 
 
-def _input_gram(a: Tensor, b: Tensor, share: Factors, bench: Bench, number: int) -> Tensor | None:
+def _input_gram(block: Band, a: Factors, b: Factors, bench: Bench, number: int) -> Tensor | None:
     """a_i . a_j (weight) + 1 (bias); ``None`` where it is 1 throughout."""
-    if not share.weight:
+    if not a.weight:
         return None
-    gram = bench(f"inputs {number}", a, len(a), len(b))
-    torch.mm(a, b.T, out=gram)
-    return gram.add_(1) if share.bias else gram
+    gram = bench(f"inputs {number}", a.a, *block.shape)
+    torch.bmm(block.of_rows(a.a), block.of_columns(b.a), out=gram)
+    return gram.add_(1) if a.bias else gram
 
 
-def _add_positions(out: Tensor, block: Tile, a: Positions, b: Positions, bench: Bench, *, same: bool) -> None:
+def _add_positions(
+    out: Tensor, tile: Tile, a: Positions, b: Positions, bench: Bench, directions: Sequence[tuple[int, int]]
+) -> None:
     """out[k, l, i, j] += sum over t, s of (a_it . a_js + bias) (g_ikt . g_jls).
 
     A few samples i at a time; what the inputs give is made once for all pairs of directions.
     """
-    rows, columns = block
+    rows, columns = tile
     entered, gradients = b.a[columns].flatten(0, 1), [b.g[columns, m].flatten(0, 1) for m in range(out.shape[0])]
     t, s, width = a.a.shape[1], b.a.shape[1], columns.stop - columns.start
     step = max(1, POSITION_ENTRIES // max(1, t * s * width))
@@ -180,7 +182,7 @@ def _add_positions(out: Tensor, block: Tile, a: Positions, b: Positions, bench: 
             else:
                 torch.eq(a.a[part].reshape(-1, 1), entered.reshape(1, -1), out=inputs)
             inputs = inputs.add_(1) if a.bias else inputs
-        for k, m in _directions(out, block, same=same):
+        for k, m in directions:
             product = bench("gradients", a.g, size, width * s)
             torch.mm(a.g[part, k].flatten(0, 1), gradients[m].T, out=product)
             product = product if inputs is None else product.mul_(inputs)

@@ -3,8 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
 
 Tile = tuple[slice, slice]  # rows, columns
+
+
+@dataclass(frozen=True)
+class Band:
+    """Equal tiles in a row along the diagonal, for one batched product: tile i is the first one moved by i steps."""
+
+    rows: slice
+    columns: slice
+    count: int = 1
+    step: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Tiles, their height, their width."""
+        return self.count, self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+
+    @property
+    def on_diagonal(self) -> bool:
+        return self.rows == self.columns
+
+    def tiles(self) -> Iterator[Tile]:
+        for move in range(0, self.count * self.step, self.step):
+            yield (
+                slice(self.rows.start + move, self.rows.stop + move),
+                slice(self.columns.start + move, self.columns.stop + move),
+            )
+
+    def of_rows(self, samples: Tensor) -> Tensor:
+        """What the samples ``[n, d]`` hold for the rows of every tile: ``[tiles, height, d]``, a view."""
+        down, right = samples.stride()
+        start, (count, height, _) = samples.storage_offset() + down * self.rows.start, self.shape
+        return samples.as_strided((count, height, samples.shape[1]), (self.step * down, down, right), start)
+
+    def of_columns(self, samples: Tensor) -> Tensor:
+        """And for the columns, standing: ``[tiles, d, width]``."""
+        return self.mirrored().of_rows(samples).mT
+
+    def of_pairs(self, out: Tensor) -> Tensor:
+        """The tiles of a matrix of pairs ``[..., n, m]``: ``[..., tiles, height, width]``, a view."""
+        first = out[..., self.rows, self.columns]
+        *batch, down, right = first.stride()
+        shape = (*first.shape[:-2], *self.shape)
+        return first.as_strided(shape, (*batch, self.step * (down + right), down, right), first.storage_offset())
+
+    def mirrored(self) -> Band:
+        """The tiles on the other side of the diagonal."""
+        return Band(self.columns, self.rows, self.count, self.step)
+
+
+def bands(n: int, m: int, side: int, *, symmetric: bool, least: int) -> list[Band]:
+    """The same cut with equal tiles gathered: together no larger than ``side`` squared.
+
+    A symmetric matrix is halved again and again, until squares of side ``least`` are left on the diagonal.
+    """
+    if not symmetric:
+        return [Band(*tile) for tile in _cut(slice(0, n), slice(0, m), side, side)]
+    found = [*_gathered(slice(0, least), slice(0, least), n // least, least, side)]
+    if n % least:
+        found.append(Band(slice(n - n % least, n), slice(n - n % least, n)))
+    width = least
+    while width < n:
+        rows, columns, step = slice(0, width), slice(width, 2 * width), 2 * width
+        found += _gathered(rows, columns, n // step, step, side)
+        start = n // step * step
+        if n > start + width:
+            found += [Band(*tile) for tile in _cut(slice(start, start + width), slice(start + width, n), side, side)]
+        width = step
+    return found
+
+
+def _gathered(rows: slice, columns: slice, count: int, step: int, side: int) -> Iterator[Band]:
+    """``count`` tiles along the diagonal in bands of a bounded size; tiles larger than that are cut."""
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    together = max(1, side * side // (height * width))
+    for first in range(0, count, together):
+        moved, beside = (slice(part.start + first * step, part.stop + first * step) for part in (rows, columns))
+        if max(height, width) > side:
+            yield from (Band(*tile) for tile in _cut(moved, beside, side, side))
+        else:
+            yield Band(moved, beside, min(together, count - first), step)
 
 
 def tiles(n: int, m: int, height: int, width: int, *, symmetric: bool, least: int | None = None) -> Iterator[Tile]:

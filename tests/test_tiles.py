@@ -1,0 +1,90 @@
+"""Cutting matrices of pairs: every pair once, little more, and views that hold what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unlazy.kernels import pairs
+from unlazy.kernels.layers import Factors, Positions, Rows, Share
+from unlazy.kernels.pairs import Bench, add_full, add_trace
+from unlazy.kernels.tiles import bands
+
+Sizes = st.integers(1, 300)
+
+
+@given(Sizes, st.integers(1, 60), st.integers(1, 60))
+@settings(max_examples=80, deadline=None)
+def test_bands_cover_the_upper_half_with_little_more(n: int, least: int, more: int) -> None:
+    side = least + more
+    seen = torch.zeros(n, n, dtype=torch.int64)
+    for band in bands(n, n, side, symmetric=True, least=least):
+        count, height, width = band.shape
+        assert max(height, width) <= side
+        assert count * height * width <= side * side
+        assert len(list(band.tiles())) == count
+        band.of_pairs(seen).add_(1)
+    assert seen.max() == 1
+    assert (seen.triu() == torch.ones(n, n, dtype=torch.int64).triu()).all()
+    assert seen.tril(-1).sum() <= n * least / 2
+
+
+@given(Sizes, Sizes, st.integers(1, 100))
+@settings(max_examples=40, deadline=None)
+def test_bands_of_two_sets_cover_all(n: int, m: int, side: int) -> None:
+    seen = torch.zeros(n, m, dtype=torch.int64)
+    for band in bands(n, m, side, symmetric=False, least=1):
+        band.of_pairs(seen).add_(1)
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_views_of_a_band_are_its_tiles(symmetric: bool) -> None:
+    n, k, d = 37, 3, 5
+    samples = torch.randn(n + 2, k, d)[1:-1, 1]  # neither first in its storage nor contiguous
+    out = torch.randn(2, n, 2 * n)[..., n:]
+    for band in bands(n, n, 16, symmetric=symmetric, least=4):
+        for i, (rows, columns) in enumerate(band.tiles()):
+            assert torch.equal(band.of_rows(samples)[i], samples[rows])
+            assert torch.equal(band.of_columns(samples)[i], samples[columns].T)
+            assert torch.equal(band.of_pairs(out)[:, i], out[:, rows, columns])
+            assert torch.equal(band.mirrored().of_pairs(out)[:, i], out[:, columns, rows])
+
+
+def shares(n: int, k: int) -> list[Share]:
+    """One of every form, with a bias alone among the factors."""
+    random = torch.Generator().manual_seed(n)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    return [
+        Factors(normal(n, 4), normal(n, k, 3), weight=True, bias=True),
+        Factors(normal(n, 6), normal(n, k, 2), weight=False, bias=True),
+        Rows(normal(n, k, 7)),
+        Positions(normal(n, 5, 3), normal(n, k, 5, 2), weight=True, bias=True),
+    ]
+
+
+@pytest.mark.parametrize("n", [3, 8, 29, 64])
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("k", [1, 3])
+def test_pairs_do_not_depend_on_the_cut(monkeypatch: pytest.MonkeyPatch, n: int, same: bool, k: int) -> None:
+    """Against explicit gradients in one product."""
+    monkeypatch.setattr(pairs, "DIAGONAL", 4)
+    monkeypatch.setattr(pairs, "BLOCK", 16)
+    monkeypatch.setattr(pairs, "SLIM", 8)
+    first = shares(n, k)
+    second = first if same else shares(n + 5, k)
+    left, right = (torch.cat(pairs.explicit_rows(side), -1) for side in (first, second))
+    full = torch.zeros(k, k, len(left), len(right), dtype=torch.float64)
+    add_full(full, first, second, Bench(), same=same)
+    torch.testing.assert_close(full, torch.einsum("nkp,mlp->klnm", left, right), rtol=1e-12, atol=1e-12)
+    trace = torch.zeros(len(left), len(right), dtype=torch.float64)
+    add_trace(trace, first, second, Bench(), same=same)
+    torch.testing.assert_close(trace, torch.einsum("nkp,mkp->nm", left, right), rtol=1e-12, atol=1e-12)
+    if same:
+        assert torch.equal(trace, trace.T)
+        assert torch.equal(full, full.transpose(0, 1).mT)
