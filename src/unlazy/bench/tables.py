@@ -50,17 +50,17 @@ def speed_page(kernels: Mapping[str, Any], overlap: Mapping[str, Any], device: M
 
 def _tangent(rows: Sequence[Row]) -> list[str]:
     lines = [
-        "| network | n | kernel | seconds | faster than torch.func (aim) | times the limit (aim) | MB | torch.func, chunked | whole |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| network | n | kernel | seconds | faster than torch.func (aim) | times the limit (aim) | MB | its MB, chunked, whole |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         name = f"{row['workload']}:{row['mode']}"
         faster, limit = (f" ({aim:g})" for aim in AIMS[name]) if name in AIMS else ("", "")
-        whole = row.get("peer_megabytes_unchunked")
+        weights = [row["peer_megabytes"], row.get("peer_megabytes_unchunked")]
         lines.append(
             f"| **{row['workload']}** {NETWORKS[row['workload']]} | {row['n']} | {row['mode']} | {row['seconds']:.3g} "
             f"| {row['times_faster']:.3g}{faster} | {row['times_limit']:.2f}{limit} | {row['megabytes']:.0f} "
-            f"| {row['peer_megabytes']:.0f} | {'' if whole is None else f'{whole:.0f}'} |"
+            f"| {', '.join(f'{weight:.0f}' for weight in weights if weight is not None)} |"
         )
     return lines
 
