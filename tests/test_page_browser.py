@@ -45,6 +45,15 @@ def test_keys_scrub_through_training(opened) -> None:
     assert page.locator("[data-map=overlap]").screenshot() != last
 
 
+def test_pointing_at_a_map_tells_its_exact_number(opened) -> None:
+    page = opened[0]
+    page.locator("[data-map=tangent]").hover(position={"x": 4, "y": 4})
+    told = page.get_by_test_id("readout-tangent")
+    settle(page, "/: -?[0-9]/.test(document.querySelector('[data-testid=readout-tangent]')?.innerText ?? '')")
+    assert "\N{ALMOST EQUAL TO}" not in told.inner_text()
+    page.mouse.move(0, 0)
+
+
 def test_an_address_brings_the_same_view_back(opened) -> None:
     page, browser, address = opened
     state = press(page, "End")

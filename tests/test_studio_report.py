@@ -80,6 +80,20 @@ def test_a_page_says_what_it_left_out(store, monkeypatch):
     assert level["headers"]["X-Shape"] == "4,4"
 
 
+def test_exact_numbers_of_maps_come_along_where_they_fit(store, monkeypatch):
+    payload, report = Payload(Shelf(store)), Report("t", "l", (Scene("one", member=2),))
+    responses = report_content(payload, report)["responses"]
+    for step in STEPS:
+        got = unpacked(responses[address("array", "one", "tangent", step, member=0)])
+        assert np.array_equal(got, arrays_at(step, members=3)["tangent"][2].astype(np.float32))
+    maps = [name for name in ("overlap", "tangent") if address("array", "one", name, 0, member=0) in responses]
+    numbers = sum(4 * len(STEPS) * arrays_at(0, members=3)[name][2].size for name in maps)
+    monkeypatch.setattr(module, "EXACT_BYTES", numbers - 1)
+    responses = report_content(payload, report)["responses"]
+    assert not any("/array/one/tangent/" in path for path in responses)
+    assert address("levels", "one", "tangent", 0, member=0, scale="all") in responses
+
+
 def test_a_damaged_array_is_left_out_and_named(store):
     (store / "one" / "arrays" / "overlap" / "00000004.npy").write_bytes(b"")
     content = report_content(Payload(Shelf(store)), Report("t", "l", (Scene("one"),)))

@@ -29,6 +29,7 @@ from unlazy.studio.shelf import Shelf
 
 MOST_STEPS = 60
 MAP_BYTES = 24_000_000  # of all heat maps together
+EXACT_BYTES = 6_000_000  # of all their exact numbers; above that the page has the levels alone
 ARRAY_BYTES = 4_000_000  # of one quantity over all steps
 LEAST_SIDE = 64
 
@@ -113,12 +114,11 @@ def report_content(payload: Payload, report: Report, most_steps: int = MOST_STEP
     opened = [payload.shelf.open(scene.key) for scene in report.scenes]
     members = [_member_of(scene, run) for scene, run in zip(report.scenes, opened, strict=True)]
     facts = [run_facts(run) for run in opened]
-    pictures = max(1, sum(min(most_steps, len(fact["steps"])) * len(fact["maps"]) for fact in facts))
-    side = int(np.clip((MAP_BYTES / pictures) ** 0.5, LEAST_SIDE, LARGEST_SIDE))
+    maps = _maps(facts, most_steps)
     responses: dict[str, Any] = {}
     left_out = Omissions(most_steps)
     for run, member, fact in zip(opened, members, facts, strict=True):
-        responses |= _run_responses(payload, run, member, fact, side, left_out)
+        responses |= _run_responses(payload, run, member, fact, maps, left_out)
     cards = [payload.shelf.card(run.key) | {"members": 1} for run in opened]
     responses["/api/runs"] = plain({"root": "", "runs": cards, "broken": []})
     responses["/api/claims"] = plain(list(report.claims))
@@ -143,6 +143,25 @@ def report_content(payload: Payload, report: Report, most_steps: int = MOST_STEP
     }
 
 
+@dataclass(frozen=True)
+class Maps:
+    """How heat maps go into a page: points a side, and whether their exact numbers come along."""
+
+    side: int
+    exact: bool
+
+
+def _maps(facts: Sequence[Mapping[str, Any]], most_steps: int) -> Maps:
+    """As fine as fits, given all maps of all runs."""
+    pictures, numbers = 0, 0
+    for fact in facts:
+        steps = min(most_steps, len(fact["steps"]))
+        pictures += steps * len(fact["maps"])
+        numbers += steps * sum(int(np.prod(fact["arrays"][name]["shape"][1:])) for name in fact["maps"])
+    side = int(np.clip((MAP_BYTES / max(1, pictures)) ** 0.5, LEAST_SIDE, LARGEST_SIDE))
+    return Maps(side, exact=4 * numbers <= EXACT_BYTES)
+
+
 def _member_of(scene: Scene, run: OpenRun) -> int:
     member = scene.member if scene.member is not None else run.own_member or 0
     require(0 <= member < run.members, f"{run.key} has {run.members} members; {member} is not one of them.")
@@ -154,7 +173,7 @@ def _run_responses(
     run: OpenRun,
     member: int,
     facts: dict[str, Any],
-    side: int,
+    maps: Maps,
     left_out: Omissions,
 ) -> dict[str, Any]:
     """All answers about one member of one run, under the addresses the page will ask for."""
@@ -172,11 +191,11 @@ def _run_responses(
         for step in steps:
             try:
                 if name in facts["maps"]:
-                    answer = payload.levels_of(run, name, step, member, True, side)
+                    answer = payload.levels_of(run, name, step, member, True, maps.side)
                     responses[address("levels", run.key, name, step, member=0, scale="all")] = _packed(answer)
                     if answer.headers["X-Stride"] != "1":
-                        left_out.others.append(f"Heat maps are averaged to at most {side} points a side.")
-                else:
+                        left_out.others.append(f"Heat maps are averaged to at most {maps.side} points a side.")
+                if name not in facts["maps"] or maps.exact:
                     answer = payload.answer(["array", *run.key.split("/"), name, str(step)], {"member": str(member)})
                     responses[address("array", run.key, name, step, member=0)] = _packed(answer)
                 kept.append(step)
