@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from unlazy import Scope
 
 N, CLASSES = 30, 3
 
@@ -124,3 +128,22 @@ def scores(out: Any) -> Tensor:
 
 def some(x: Any, rows: Tensor) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf[rows], x)
+
+
+def loop(net: nn.Module, x: Any, y: Tensor, scope: Scope | None, steps: range, pause: float = 0.0) -> None:
+    """Full-batch training that somebody may be watching."""
+    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    for step in steps:
+        optimiser.zero_grad()
+        loss = F.cross_entropy(scores(called(net, x)), y)
+        loss.backward()
+        optimiser.step()
+        time.sleep(pause)
+        if scope is not None:
+            scope.step(step, batch_loss=loss)
+
+
+def told(scope: Scope, steps: range, **scalars: float) -> None:
+    """Steps without any training."""
+    for step in steps:
+        scope.step(step, **scalars)

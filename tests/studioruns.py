@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from unlazy.store import Writer
+from unlazy.studio.answers import Answer
+from unlazy.studio.payload import Payload
 
 STEPS = (0, 1, 4, 16, 50)
 
@@ -90,3 +92,18 @@ def files_below(folder: Path) -> dict[str, tuple[int, bytes]]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
+
+
+def ask(payload: Payload, path: str, **parameters: object) -> Answer:
+    """What is answered at an address."""
+    return payload.answer(path.split("/"), {name: str(value) for name, value in parameters.items()})
+
+
+def told(payload: Payload, path: str, **parameters: object) -> Any:
+    """The same, read as JSON."""
+    return json.loads(ask(payload, path, **parameters).body)
+
+
+def floats(answer: Answer) -> np.ndarray:
+    """An array that came as bytes."""
+    return np.frombuffer(answer.body, "<f4").reshape([int(side) for side in answer.headers["X-Shape"].split(",")])

@@ -28,7 +28,8 @@ from unlazy.studies.halfspace.failures import figures, frequency, small_data, xo
 from unlazy.studies.halfspace.failures.claims import claims, gap, reach
 from unlazy.studies.halfspace.failures.settings import FOREST, SCALES, Frequency, Interactions, SmallData, classifier
 from unlazy.studies.halfspace.failures.study import reproduce, settings_for
-from unlazy.studies.trainings import Training, accuracy_on_test_data, plain, side_by_side, train_all
+from unlazy.studies.results import plain
+from unlazy.studies.trainings import Training, accuracy_on_test_data, side_by_side, train_all
 from unlazy.training.fit import fit
 
 SMOKE = SCALES["smoke"]

@@ -9,7 +9,7 @@ import pytest
 from published import Published, contents, entry, publish_all, put_archive, tar_gz
 from unlazy import InputError
 from unlazy.data import sources
-from unlazy.data.files import Arrival, bring_in, check_file, check_source, overall, read_checked, unpack
+from unlazy.data.files import Arrival, bring_in, check_file, check_source, overall, read_checked, state_of, unpack
 from unlazy.runtime import data_folder
 
 
@@ -68,6 +68,14 @@ def test_files_are_present_missing_or_damaged(tmp_path, published):
     path.mkdir()
     assert check_file(path, first).found == "unreadable (Is a directory)"
     assert check_file(path, first).state == "damaged"
+
+
+def test_a_data_set_is_asked_for_by_name(tmp_path, published, monkeypatch):
+    monkeypatch.setenv("UNLAZY_DATA", str(tmp_path))
+    assert state_of("mnist") == "missing"
+    published["mnist"].put(tmp_path)
+    assert state_of("mnist") == "present"
+    assert state_of("digits") == "present"  # comes with scikit-learn
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data + b"x", lambda data: data[:-1] + b"x"])

@@ -22,9 +22,10 @@ from unlazy.models.spec import Init, NetSpec, relu_spec
 from unlazy.store import Run
 from unlazy.studies.halfspace.finished import figures
 from unlazy.studies.halfspace.finished.claims import claims
-from unlazy.studies.halfspace.finished.settings import SCALES, Settings, all_copies, networks
-from unlazy.studies.halfspace.finished.study import reproduce, settings_for
+from unlazy.studies.halfspace.finished.settings import SCALES, Settings, all_copies
+from unlazy.studies.halfspace.finished.study import reproduce
 from unlazy.studies.halfspace.moments import Nets, curve, plateau_epochs, stack_at
+from unlazy.studies.registry import settings_of
 from unlazy.training.finished import (
     KERNELS,
     Retraining,
@@ -274,7 +275,7 @@ def test_kernel_losses_are_regressions_on_path_and_tangent_features(name: str) -
         (lambda: features_finished({0: chain((2, 3, 2, 1)), 1: chain((2, 2, 3, 1))}, CIRCLE, QUICK), "have widths"),
         (lambda: Nets("author", "square", 1, 1), "unknown arm"),
         (lambda: Settings(seeds=1, epochs=10, retrain_epochs=1), "before the end"),
-        (lambda: settings_for("smoke", 0), "at least 1"),
+        (lambda: settings_of(SCALES, "smoke", 0), "at least 1"),
     ],
 )
 def test_bad_requests_are_refused(make: Any, says: str) -> None:
@@ -303,7 +304,7 @@ def test_smoke_measures_everything_and_judges_nothing(smoke: tuple[Path, dict[st
 
 def test_kept_networks_are_those_of_the_run(smoke: tuple[Path, dict[str, Any]]) -> None:
     folder, table = smoke
-    nets = networks(SCALES["smoke"])[0]
+    nets = SCALES["smoke"].networks()[0]
     run, data = Run(nets.folder(folder / "runs")), nets.data()
     _, losses = curve(nets, run, "loss")
     mixed = stack_at(nets, run, [1, 3])
@@ -318,7 +319,7 @@ def test_the_plateau_is_the_first_kept_epoch_below_it(smoke: tuple[Path, dict[st
             steps = super().scalars(name)[0]
             return steps, np.where((steps >= 32)[:, None] & (np.arange(2) == 0), 0.2, 0.3)
 
-    nets = networks(SCALES["smoke"])[0]
+    nets = SCALES["smoke"].networks()[0]
     run = Pretend(nets.folder(smoke[0] / "runs"))
     assert plateau_epochs(nets, run) == [2, None]
 

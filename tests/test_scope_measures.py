@@ -49,11 +49,6 @@ def moved(net: nn.Module, size: float = 0.05) -> None:
             p += size * torch.randn(p.shape, generator=random, dtype=torch.float64).to(p)
 
 
-@pytest.fixture
-def mlp() -> tuple[nn.Module, Tensor, Tensor]:
-    return scope_nets.build("mlp")
-
-
 # --- numbers against their definitions -----------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-import scope_nets
 from unlazy import InputError, Run, Scope, centered_alignment, record
 from unlazy.scope import history as histories
 from unlazy.scope.history import History
@@ -25,11 +24,6 @@ from unlazy.scope.schedule import Budget, Paced, Planner
 from unlazy.scope.verdict import judge
 
 ALWAYS = float("inf")
-
-
-@pytest.fixture
-def mlp() -> tuple[nn.Module, Tensor, Tensor]:
-    return scope_nets.build("mlp")
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, scope: Scope, steps: object, lr: float = 0.3) -> None:

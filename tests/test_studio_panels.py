@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from studioruns import STEPS, arrays_at, header, write_run
+from studioruns import STEPS, arrays_at, ask, header, write_run
 from unlazy.store import Writer
 from unlazy.studio.answers import BadRequest, NotHere
 from unlazy.studio.payload import Payload
@@ -68,10 +68,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def payload(root: Path) -> Payload:
     return Payload(Shelf(root))
-
-
-def ask(payload: Payload, path: str, **parameters: object) -> Any:
-    return payload.answer(path.split("/"), {name: str(value) for name, value in parameters.items()})
 
 
 def run_code(payload: Payload, panel: str, key: str = "first", **parameters: object) -> Any:

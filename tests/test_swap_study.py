@@ -29,7 +29,8 @@ from unlazy.studies.halfspace.swap.measure import (
     twice,
 )
 from unlazy.studies.halfspace.swap.settings import FROZEN, SCALES, TRAINED, Settings, swapped
-from unlazy.studies.halfspace.swap.study import reproduce, settings_for
+from unlazy.studies.halfspace.swap.study import reproduce
+from unlazy.studies.registry import settings_of
 
 SMOKE, PAPER = SCALES["smoke"], SCALES["paper"]
 
@@ -200,9 +201,9 @@ def test_every_arm_is_judged_or_refused() -> None:
 
 
 def test_seeds_and_bad_settings() -> None:
-    assert settings_for("smoke", 3).seeds == 3
+    assert settings_of(SCALES, "smoke", 3).seeds == 3
     with pytest.raises(InputError, match="seeds"):
-        settings_for("smoke", 0)
+        settings_of(SCALES, "smoke", 0)
     with pytest.raises(InputError, match="as long after"):
         Settings(seeds=1, before=5, after=4)
     with pytest.raises(InputError, match="unknown arms"):

@@ -16,6 +16,7 @@ from unlazy import InputError
 from unlazy.store import Run
 from unlazy.studies.tangent import adaptive, penalties
 from unlazy.studies.tangent.direct import least_over_factors, least_over_transformations
+from unlazy.studies.tangent.images import twos_and_threes
 from unlazy.studies.tangent.label_alignment import study as label_alignment
 from unlazy.studies.tangent.label_alignment.measure import measure, near_over_far, rank_correlation
 from unlazy.studies.tangent.label_alignment.train import (
@@ -24,7 +25,6 @@ from unlazy.studies.tangent.label_alignment.train import (
     Schedule,
     Settings,
     descend,
-    images,
     smooth_targets,
     train,
 )
@@ -193,19 +193,19 @@ SMALL = Settings(
 
 
 def test_images_are_centred_unit_twos_and_threes() -> None:
-    x, labels = images(SMALL)
+    x, labels = twos_and_threes(SMALL.data, SMALL.images)
     assert torch.allclose(x.mean(1), torch.zeros(30), atol=1e-6)
     assert torch.allclose(x.norm(dim=1), torch.ones(30), atol=1e-5)
     assert set(labels.tolist()) == {-1.0, 1.0}
     with pytest.raises(InputError, match="twos and threes"):
-        images(Settings(seeds=1, data="digits", images=9999, looked_at=10))
+        twos_and_threes("digits", 9999)
     with pytest.raises(InputError, match="looked at"):
         Settings(seeds=1, images=10, looked_at=11)
 
 
 def test_descent_is_torch_sgd_with_momentum() -> None:
     """One member against torch.optim.SGD on the same batches; the stack gives each member what it gets alone."""
-    x, labels = images(SMALL)
+    x, labels = twos_and_threes(SMALL.data, SMALL.images)
     targets = labels[None, :, None].expand(2, -1, -1)
     start = torch.randn(2, x.shape[1], 1, generator=torch.Generator().manual_seed(0)) / 8
     together = start.clone().requires_grad_()
@@ -236,7 +236,7 @@ def test_runs_are_kept_and_targets_differ_by_seed(tmp_path: Path) -> None:
     smooth = run.array("smooth", 0)
     assert smooth.shape == (2, 30, 1)
     assert not np.allclose(smooth[0], smooth[1])
-    x, labels = images(SMALL)
+    x, labels = twos_and_threes(SMALL.data, SMALL.images)
     assert np.allclose(smooth, smooth_targets(SMALL, x, labels, [0, 1]).numpy(), atol=1e-6)
     start, end = run.checkpoint(0), run.checkpoint(SMALL.epochs)
     first = "model/value_layers.0.weight"

@@ -69,6 +69,11 @@ def overall(checks: list[Check]) -> State:
     return states.pop() if len(states) == 1 else "incomplete"
 
 
+def state_of(name: str) -> State:
+    """The state in the data folder of a data set by its name; what needs no files is always present."""
+    return overall(check_source(SOURCES[name], data_folder())) if name in SOURCES else "present"
+
+
 # --- reading -------------------------------------------------------------------------------------
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from unlazy import plots, runtime
 from unlazy.claims.catalogue import by_id
 from unlazy.claims.verdict import Part, Row, claim_row
-from unlazy.store import write_file
+from unlazy.store import Run, write_file
 
 Table = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+"""Told what is going on, how much of it is done, and how much there is."""
 
 
 def save(results: Path, table: Table, figures: Mapping[str, Any]) -> Table:
@@ -21,6 +26,22 @@ def save(results: Path, table: Table, figures: Mapping[str, Any]) -> Table:
     write_file(folder / f"{table['scale']}.json", (json.dumps(table, allow_nan=False) + "\n").encode())
     for name, figure in figures.items():
         plots.save(figure, folder / table["scale"] / name)
+    return table
+
+
+def conclude(
+    table: Table,
+    claims: Callable[[Table], list[Row]],
+    draw: Callable[[Table], Mapping[str, Any]],
+    results: Path,
+    progress: Progress,
+) -> Table:
+    """How a study ends: its claims judged from the measured table, its figures drawn, both saved; returns the table."""
+    table["claims"] = claims(table)
+    progress("drawing", 0, 1)
+    with plots.style():
+        save(results, table, draw(table))
+    progress("drawing", 1, 1)
     return table
 
 
@@ -61,3 +82,26 @@ def common_provenance(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = sorted({run[key] for run in runs}, key=str)
         merged[key] = values[0] if len(values) == 1 else values
     return dict(sorted(merged.items()))
+
+
+def provenance_of(runs: Iterable[Run]) -> dict[str, Any]:
+    """The same of recorded runs."""
+    return common_provenance([run.header["provenance"] for run in runs])
+
+
+def plain(entry: Any, digits: int = 5) -> Any:
+    """Numbers as JSON with a few digits, however nested; ``None`` where there is no number."""
+    if isinstance(entry, np.ndarray):
+        return plain(entry.astype(np.float64).tolist(), digits)
+    if isinstance(entry, Mapping):
+        return {name: plain(value, digits) for name, value in entry.items()}
+    if isinstance(entry, list | tuple):
+        return [plain(value, digits) for value in entry]
+    if isinstance(entry, float):
+        return float(f"{entry:.{digits}g}") if np.isfinite(entry) else None
+    return entry
+
+
+def numbers(values: Any) -> NDArray[np.float64]:
+    """The inverse of :func:`plain` for an array: ``None`` becomes not-a-number."""
+    return np.array(values, dtype=np.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,9 @@ from unlazy.models.net import GatedNet
 from unlazy.runtime import require, short_hash
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
-from unlazy.training.fit import Recipe, fit
+from unlazy.training.fit import Progress, Recipe, fit
 from unlazy.training.sweep import sweep
 
-Progress = Callable[[int, int], None]
 Numbers = Mapping[str, NDArray[Any]]
 ACCURACIES = ("train_as_trained", "train_hard_gates", "test_as_trained", "test_hard_gates")
 
@@ -60,15 +59,22 @@ def train_all(
     require(len(folders) == len(trainings), "two trainings have the same key.")
     done: set[Path] = set()
 
-    def finished(folder: Path) -> bool:
-        return (folder / "status.json").exists() and Run(folder).status()["state"] == "finished"
-
     def tick() -> None:
-        done.update(folder for folder in folders.values() if folder not in done and finished(folder))
+        done.update(folder for folder in folders.values() if folder not in done and is_finished(folder))
         progress(len(done), len(trainings))
 
     sweep(Training.train, [(training, root, study, scale) for training in trainings], workers, tick)
     return {key: Run(folder) for key, folder in folders.items()}
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run folder holds a whole training."""
+    return (folder / "status.json").exists() and Run(folder).status()["state"] == "finished"
+
+
+def steps_done(folder: Path) -> int:
+    """How far the training in a run folder has come."""
+    return int(Run(folder).status()["step"]) if (folder / "status.json").exists() else 0
 
 
 def side_by_side(sets: Sequence[Dataset]) -> Dataset:
@@ -99,19 +105,3 @@ def _accuracies(split: str, model: GatedNet, batch: Dataset) -> dict[str, Tensor
 def last(run: Run, name: str) -> NDArray[np.float64]:
     """A scalar at the end of training, one number per member."""
     return run.scalars(name)[1][-1]
-
-
-def plain(values: NDArray[Any]) -> Any:
-    """Numbers as JSON with five digits; ``None`` where there is no number."""
-    return _rounded(values.tolist())
-
-
-def _rounded(entry: Any) -> Any:
-    if isinstance(entry, list):
-        return [_rounded(one) for one in entry]
-    return float(f"{entry:.5g}") if np.isfinite(entry) else None
-
-
-def numbers(values: Any) -> NDArray[np.float64]:
-    """The inverse of :func:`plain`: ``None`` becomes not-a-number."""
-    return np.array(values, dtype=np.float64)

@@ -12,9 +12,9 @@ import numpy as np
 from unlazy.claims.verdict import Row
 from unlazy.studies.halfspace.circle.claims import Table
 from unlazy.studies.halfspace.circle.figures import FIGURES
-from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, Stack
-from unlazy.studies.halfspace.circle.study import settings_for
+from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, SCALES, Stack
 from unlazy.studies.halfspace.circle.train import SCENE_ARMS, Job, jobs, scene_member
+from unlazy.studies.registry import settings_of
 from unlazy.studio.payload import Payload
 from unlazy.studio.report import Picture, Report, Scene, write_report
 from unlazy.studio.shelf import Shelf
@@ -28,7 +28,7 @@ NOTES = {
 
 def write_circle_page(path: Path, results_folder: Path, runs_folder: Path, scale: str, seeds: int | None) -> Path:
     """One self-contained page from what ``reproduce`` left in the two folders."""
-    settings = settings_for(scale, seeds)
+    settings = settings_of(SCALES, scale, seeds)
     results = json.loads((results_folder / "circle" / f"{scale}.json").read_text())
     pictures = results_folder / "circle" / scale
     report = Report(

@@ -23,12 +23,12 @@ from unlazy.models.conv import GatedImageNet
 from unlazy.models.gates import SoftGate
 from unlazy.runtime import require
 from unlazy.training.batches import DeviceImages
+from unlazy.training.fit import Progress
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("one-cycle", "constant")
 PRECISIONS = ("bfloat16", "float32")
 EVALUATED_AT_ONCE = 1000
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -259,9 +259,9 @@ def train_images(
             peak = _step_bytes(net, loss, *some)
             step = (_capture(net, loss, *some) if graphs else None) or step
         for epoch in range(recipe.epochs):
-            started = _now(cuda)
+            started = now(cuda)
             total = _one_epoch(step, optimiser, data, recipe, seed, epoch)
-            seconds += _now(cuda) - started
+            seconds += now(cuda) - started
             last = epoch + 1 == recipe.epochs
             if last or (recipe.looks_every is not None and (epoch + 1) % recipe.looks_every == 0):
                 look = {"epoch": epoch + 1, "loss": _plain(total / per_epoch)}
@@ -365,7 +365,8 @@ def _move(net: nn.Module, device: str, layout: torch.memory_format) -> nn.Module
     return moved
 
 
-def _now(cuda: bool) -> float:
+def now(cuda: bool) -> float:
+    """The time, once the GPU has done what it was told."""
     if cuda:
         torch.cuda.synchronize()
     return time.perf_counter()

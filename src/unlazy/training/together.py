@@ -10,8 +10,7 @@ their gradients are zero too and Adam never moves them, so the function and its 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,11 +24,11 @@ from unlazy.models.gates import SoftGate
 from unlazy.runtime import StoreError, require
 from unlazy.store import Run, Writer
 from unlazy.training.batches import DeviceImages
-from unlazy.training.images import ImageRecipe, accuracies, accuracy, loss_function, quick_convolutions
+from unlazy.training.fit import Progress
+from unlazy.training.images import ImageRecipe, accuracies, accuracy, loss_function, now, quick_convolutions
 
 CHANNELS_BY = 8
 SLOTS = ("exp_avg", "exp_avg_sq")
-Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -86,13 +85,13 @@ def train_together(
     for epoch in range(min(begun.values()), recipe.epochs):
         at_work = [stack for stack in stacks if epoch >= begun[stack.name]]
         members = [member for stack in at_work for member in groups[stack.name]]
-        started = _now(cuda)
+        started = now(cuda)
         for member in members:
             member.start(epoch)
         for _ in range(per_epoch):
             for member in members:
                 member.step()
-        seconds += _now(cuda) - started
+        seconds += now(cuda) - started
         last = epoch + 1 == recipe.epochs
         for stack in at_work if last or epoch + 1 in looks else ():
             looked = []
@@ -312,9 +311,3 @@ def _earlier(stack: Stack) -> list[list[dict[str, Any]]]:
         if line.scalars:
             found.append([table | {"epoch": int(table["epoch"] or 0)} for table in tables])
     return found
-
-
-def _now(cuda: bool) -> float:
-    if cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()

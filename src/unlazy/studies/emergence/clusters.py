@@ -21,9 +21,9 @@ from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.images import load_images
 from unlazy.models.truncated import Phase, TruncatedNet, train
 from unlazy.runtime import require, stream
-from unlazy.studies.emergence.common import Job, Progress, Size, Values, accuracy, column, left_out, run_jobs
+from unlazy.studies.emergence.common import Job, Size, Values, accuracy, column, left_out, run_jobs
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import judged_row, save, table_of
+from unlazy.studies.results import Progress, conclude, judged_row, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,9 +191,4 @@ def reproduce(
     for number, (images, start, labels) in enumerate(names):
         rows = values[number * settings.seeds : (number + 1) * settings.seeds]
         table["images"].setdefault(images, {})[f"{start}_{labels}"] = rows
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    with plots.style():
-        save(results, table, {"cosines": cosines_figure(table)})
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, lambda table: {"cosines": cosines_figure(table)}, results, progress)

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,16 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from unlazy import runtime
-from unlazy.data.files import check_source, overall
+from unlazy.data.files import state_of
 from unlazy.data.patterns import Patterns, PatternSample
-from unlazy.data.sources import SOURCES
 from unlazy.models.truncated import Phase, TruncatedNet, in_span, mirrored_start, paper_schedule, train
-from unlazy.runtime import data_folder, provenance, require, short_hash
+from unlazy.runtime import provenance, short_hash
 from unlazy.store import write_file
-from unlazy.studies.results import common_provenance
+from unlazy.studies.results import Progress, common_provenance
+from unlazy.studies.settings import at_least_one, plain_settings
 from unlazy.training.sweep import sweep
 
-Progress = Callable[[str, int, int], None]
 Values = dict[str, Any]
 STRUCTURED_GAMMA = 0.25  # what schedules and starts are set for, also where the data have no structure
 
@@ -43,10 +42,7 @@ class Size:
     tests: int = 5_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int):
-                require(value >= 1, f"{field.name} must be at least 1, got {value!r}.")
+        at_least_one(self, *(field.name for field in fields(self) if isinstance(getattr(self, field.name), int)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -71,16 +67,11 @@ class Size:
         return paper_schedule(self.pairs, relevant=k, gamma=STRUCTURED_GAMMA, deviation=deviation, **options)
 
 
-def plain_settings(settings: Any) -> dict[str, Any]:
-    """The fields of a dataclass as plain JSON values."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
-
-
 def left_out(names: Sequence[str], progress: Progress) -> dict[str, str]:
     """Which of these image sets cannot be used here, and why; ``progress`` is told of each."""
     found = {}
     for name in names:
-        if name in SOURCES and (state := overall(check_source(SOURCES[name], data_folder()))) != "present":
+        if (state := state_of(name)) != "present":
             found[name] = f"its files are {state} in the data folder"
             progress(f"leaving out {name}: {found[name]}", 1, 1)
     return found

@@ -14,9 +14,9 @@ from unlazy import plots
 from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import TruncatedNet, smoothed_slope
-from unlazy.studies.emergence.common import Job, Progress, Size, Values, column, first_steps, run_jobs
+from unlazy.studies.emergence.common import Job, Size, Values, column, first_steps, run_jobs
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import judged_row, save, table_of
+from unlazy.studies.results import Progress, conclude, judged_row, table_of
 from unlazy.theory.emergence import Decomposition, decompose, explicit_network, lemma4_facts
 
 if TYPE_CHECKING:
@@ -126,16 +126,6 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
     def part(name: str, what: str, side: str, threshold: float) -> Part:
         return Part(what, side, threshold, "", column(rows, name))
 
-    def row(claim: str, parts: list[Part], why: str, controls: list[Row], figure: str | None = None) -> Row:
-        return judged_row(
-            table,
-            claim,
-            parts,
-            why=why,
-            controls=controls,
-            figure=figure,
-        )
-
     lemma4 = [
         part("lemma4_error", "largest difference of output and label", "<", EXACT),
         part("lemma4_loss", "hinge loss", "<", EXACT),
@@ -162,18 +152,25 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
         return [summary(what, column(rows, name)) for name, what in pairs]
 
     return [
-        row("B1", lemma4, "The construction is exact for k = 1 to 9, three mixtures and the paper's size.", []),
-        row(
+        judged_row(
+            table,
+            "B1",
+            lemma4,
+            why="The construction is exact for k = 1 to 9, three mixtures and the paper's size.",
+        ),
+        judged_row(
+            table,
             "B2",
             start,
-            "Mirrored neurons cancel to the last bit; the formula is that of automatic differentiation.",
-            [],
+            why="Mirrored neurons cancel to the last bit; the formula is that of automatic differentiation.",
         ),
-        row(
+        judged_row(
+            table,
             "B3",
             lemma5,
-            "Median over neurons. What remains outside the relevant patterns is mostly the sampling error of the gradient.",
-            controls(
+            why="Median over neurons. What remains outside the relevant patterns is mostly the sampling error of the gradient.",
+            figure="components",
+            controls=controls(
                 ("beta_1", "beta: mean relevant component over gamma / sigma~, median neuron"),
                 ("beta_least_1", "the same, least neuron"),
                 ("floor_1", "sampling floor of the ratio"),
@@ -181,15 +178,16 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
                 ("exact_ratio_1", "ratio on a whole population of fewer patterns"),
                 ("exact_unevenness_1", "unevenness there"),
             ),
-            "components",
         ),
-        row(
+        judged_row(
+            table,
             "B4",
             lemma6,
-            "On a sample both ratios stand on the sampling floor, so the fall seen there is one of sampling errors. Without "
+            why="On a sample both ratios stand on the sampling floor, so the fall seen there is one of sampling errors. Without "
             "sampling, on a smaller population, it is the lemma's own: after step 1 the weights are so short that the slope of a "
             "neuron is the same for every input, and nothing irrelevant is left.",
-            controls(
+            figure="components",
+            controls=controls(
                 ("ratio_1", "ratio at step 1"),
                 ("ratio_2", "ratio at step 2"),
                 ("floor_1", "sampling floor at step 1"),
@@ -197,7 +195,6 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
                 ("exact_ratio_1", "ratio at step 1, whole population of fewer patterns"),
                 ("exact_ratio_2", "ratio at step 2, whole population of fewer patterns"),
             ),
-            "components",
         ),
     ]
 
@@ -243,9 +240,4 @@ def reproduce(
     jobs = [Job(lemmas, settings, {"seed": seed}, runs / "lemmas") for seed in range(settings.seeds)]
     values, made_by = run_jobs(jobs, workers, progress)
     table = table_of("lemmas", scale, settings.to_dict(), made_by) | {"seeds": values}
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    with plots.style():
-        save(results, table, {"components": components_figure(settings)})
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, lambda _: {"components": components_figure(settings)}, results, progress)

@@ -24,9 +24,10 @@ from unlazy import plots
 from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.images import load_images
 from unlazy.runtime import require, stream
-from unlazy.studies.emergence.common import Job, Progress, Values, column, left_out, plain_settings, run_jobs
+from unlazy.studies.emergence.common import Job, Values, column, left_out, run_jobs
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import judged_row, save, table_of
+from unlazy.studies.results import Progress, conclude, judged_row, table_of
+from unlazy.studies.settings import at_least_one, plain_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,8 +58,7 @@ class Settings:
     rate: float = 2e-3
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "coloured_seeds", "samples", "tests", "hidden", "channels", "epochs", "batch"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        at_least_one(self, "seeds", "coloured_seeds", "samples", "tests", "hidden", "channels", "epochs", "batch")
         unknown = sorted(set(self.images) - set(INJECTED))
         require(not unknown, f"there is no set-up for {', '.join(unknown)}; there is for {', '.join(INJECTED)}.")
 
@@ -272,9 +272,4 @@ def reproduce(
     table["lessons"] = {
         f"{images}/{kind}": [next(rest) for _ in range(settings.seeds_on(images))] for images, kind in mixtures
     }
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    with plots.style():
-        save(results, table, {"lessons": lessons_figure(table)})
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, lambda table: {"lessons": lessons_figure(table)}, results, progress)

@@ -18,18 +18,9 @@ from unlazy.claims.verdict import Part, Row, summary
 from unlazy.data.patterns import Patterns, PatternSample
 from unlazy.models.truncated import Phase, TruncatedNet, train
 from unlazy.runtime import stream
-from unlazy.studies.emergence.common import (
-    Job,
-    Progress,
-    Size,
-    Values,
-    accuracy,
-    column,
-    first_steps,
-    run_jobs,
-)
+from unlazy.studies.emergence.common import Job, Size, Values, accuracy, column, first_steps, run_jobs
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import judged_row, save, table_of
+from unlazy.studies.results import Progress, conclude, judged_row, table_of
 from unlazy.theory.emergence import star_cosines
 
 if TYPE_CHECKING:
@@ -127,16 +118,6 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
     """B5 and B6, from the measured table alone."""
     rows = table["seeds"]
 
-    def row(claim: str, parts: list[Part], why: str, controls: list[Row], figure: str) -> Row:
-        return judged_row(
-            table,
-            claim,
-            parts,
-            why=why,
-            controls=controls,
-            figure=figure,
-        )
-
     def control(name: str, what: str) -> Row:
         return summary(what, column(rows, name))
 
@@ -161,20 +142,23 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
         control("norm_2", "median length of a weight vector, step 2"),
     ]
     return [
-        row(
+        judged_row(
+            table,
             "B5",
             aligned,
-            "The second step points every neuron along the sum of the relevant patterns, up to its sampling error.",
-            steps + fewer + blind,
-            "embedding",
+            why="The second step points every neuron along the sum of the relevant patterns, up to its sampling error.",
+            controls=steps + fewer + blind,
+            figure="embedding",
         ),
-        row(
+        judged_row(
+            table,
             "B6",
             readouts,
-            "After step 1 the directions are nearly right already, but the paper's tiny first rate leaves very short weights: "
-            "a neuron is a constant set by its bias, and a classifier on it is blind. The control stretches the same directions.",
-            explained,
-            "embedding",
+            why="After step 1 the directions are nearly right already, but the paper's tiny first rate leaves very short "
+            "weights: a neuron is a constant set by its bias, and a classifier on it is blind. The control stretches the same "
+            "directions.",
+            controls=explained,
+            figure="embedding",
         ),
     ]
 
@@ -223,9 +207,4 @@ def reproduce(
     jobs = [Job(weights, settings, {"seed": seed}, runs / "weights") for seed in range(settings.seeds)]
     values, made_by = run_jobs(jobs, workers, progress)
     table = table_of("weights", scale, settings.to_dict(), made_by) | {"seeds": values}
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    with plots.style():
-        save(results, table, {"embedding": embedding_figure(settings)})
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, lambda _: {"embedding": embedding_figure(settings)}, results, progress)

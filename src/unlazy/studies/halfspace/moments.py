@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from unlazy.data.dataset import Dataset
 from unlazy.data.synthetic import Circle
 from unlazy.models.net import GatedNet
-from unlazy.models.spec import Init, NetSpec, relu_spec
+from unlazy.models.spec import NetSpec
 from unlazy.probes import standard
 from unlazy.runtime import require, short_hash
 from unlazy.scope.schedule import Fixed
@@ -22,7 +22,9 @@ from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.measure import PLATEAU
 from unlazy.studies.halfspace.circle.settings import ARMS as CIRCLE_ARMS
-from unlazy.studies.halfspace.circle.settings import PRESETS, Arm
+from unlazy.studies.halfspace.circle.settings import PRESETS, Arm, beta_words
+from unlazy.studies.results import Progress
+from unlazy.studies.settings import at_least_one, plain_settings
 from unlazy.training.ensemble import Member, stack_of
 from unlazy.training.fit import Recipe, fit
 from unlazy.training.sweep import sweep
@@ -56,8 +58,7 @@ class Nets:
         for name, known in (("preset", PRESETS), ("arm", ARMS)):
             value = getattr(self, name)
             require(value in known, f"unknown {name} {value!r}; there are {', '.join(known)}.")
-        for name in ("seeds", "epochs"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        at_least_one(self, "seeds", "epochs")
 
     @property
     def key(self) -> str:
@@ -66,8 +67,7 @@ class Nets:
     @property
     def label(self) -> str:
         """What tables and figures call it."""
-        beta = self.beta
-        return f"{self.preset}, {ARMS[self.arm].label}" + ("" if beta is None else f", beta {beta:g}")
+        return f"{self.preset}, {ARMS[self.arm].label}{beta_words(self.beta)}"
 
     @property
     def beta(self) -> float | None:
@@ -78,8 +78,7 @@ class Nets:
         return PRESETS[self.preset].lr
 
     def circle(self) -> Circle:
-        circle = PRESETS[self.preset].circle
-        return replace(circle, top=circle.bottom) if ARMS[self.arm].equal_halves else circle
+        return ARMS[self.arm].circle(PRESETS[self.preset])
 
     def data(self) -> Dataset:
         return self.circle().dataset()
@@ -89,17 +88,7 @@ class Nets:
         return -(-self.circle().n // self.batch)
 
     def spec(self) -> NetSpec:
-        arm, biases = ARMS[self.arm], PRESETS[self.preset].biases
-        choices: dict[str, Any] = {
-            "width": self.width,
-            "depth": self.depth,
-            "gate_bias": biases,
-            "value_bias": biases,
-            "init": Init(arm.start),
-        }
-        if arm.gating == "own":
-            return relu_spec(2, **choices)
-        return NetSpec(2, experts=arm.experts, gate=arm.gate(), **choices)
+        return ARMS[self.arm].spec(PRESETS[self.preset], self.width, self.depth)
 
     def recipe(self) -> Recipe:
         members = tuple(Member(seed, self.lr, self.beta) for seed in range(self.seeds))
@@ -129,16 +118,38 @@ class Nets:
         fit(self.recipe(), self.data(), self.measures(), self.folder(runs), study=FOLDER, scale=scale)
 
 
-def train_all(
-    nets: Sequence[Nets], runs: Path, scale: str, workers: int, progress: Callable[[str, int, int], None]
-) -> dict[str, Run]:
+@dataclass(frozen=True)
+class Networks:
+    """What the settings of these studies begin with: every arm under every preset, all of one size."""
+
+    seeds: int
+    epochs: int
+    width: int = 16
+    depth: int = 5
+    presets: tuple[str, ...] = ("author", "pilot")
+    arms: tuple[str, ...] = tuple(ARMS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return plain_settings(self)
+
+    def networks(self) -> list[Nets]:
+        """What is trained, or found trained by another study."""
+        sizes = (self.seeds, self.epochs, self.width, self.depth)
+        return [Nets(preset, arm, *sizes) for preset in self.presets for arm in self.arms]
+
+
+def train_all(nets: Sequence[Nets], runs: Path, scale: str, workers: int, progress: Progress) -> dict[str, Run]:
     """Train what is missing; the runs by key."""
+    folders = {one.key: one.folder(runs) for one in nets}
+    jobs = [(one, runs, scale) for one in nets]
+    sweep(Nets.train, jobs, workers, lambda: progress("networks", begun(folders.values()), len(nets)))
+    return {key: Run(folder) for key, folder in folders.items()}
 
-    def tick() -> None:
-        progress("networks", sum((one.folder(runs) / "status.json").exists() for one in nets), len(nets))
 
-    sweep(Nets.train, [(one, runs, scale) for one in nets], workers, tick)
-    return {one.key: Run(one.folder(runs)) for one in nets}
+def begun(folders: Iterable[Path]) -> int:
+    """How many of these run folders hold anything yet."""
+    return sum((folder / "status.json").exists() for folder in folders)
 
 
 def curve(nets: Nets, run: Run, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -153,14 +164,6 @@ def plateau_epochs(nets: Nets, run: Run) -> list[int | None]:
     kept = np.isin(epochs, nets.kept())
     found = loss[kept] <= PLATEAU
     return [int(epochs[kept][column.argmax()]) if column.any() else None for column in found.T]
-
-
-def plain(values: Any) -> list[Any]:
-    """Numbers for a result table, five digits; ``None`` = never, or not a number."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim > 1:
-        return [plain(row) for row in array]
-    return [float(f"{number:.5g}") if np.isfinite(number) else None for number in array]
 
 
 def numbers(entry: Mapping[str, Any], name: str) -> NDArray[np.float64]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from unlazy import plots, runtime
 from unlazy.claims.verdict import Part, Row, summary
-from unlazy.data.images import load_images
 from unlazy.kernels.regression import kernel_regression
 from unlazy.models.build import build
 from unlazy.models.spec import Init, relu_spec
 from unlazy.runtime import require, stream
-from unlazy.studies.registry import check_scale
-from unlazy.studies.results import judged_row, save, table_of
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import Progress, conclude, judged_row, table_of
 from unlazy.studies.tangent.direct import least_over_factors, least_over_transformations
+from unlazy.studies.tangent.images import twos_and_threes
 from unlazy.theory.adaptive import Alternating, refactor, solve_structured, solve_unstructured
 from unlazy.theory.penalties import Power
 from unlazy.theory.tangent_layers import gram_of, tangent_layers
@@ -28,7 +28,6 @@ from unlazy.theory.tangent_layers import gram_of, tangent_layers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Progress = Callable[[str, int, int], None]
 STUDY = "adaptive"
 SQUARE = Power(2)
 EQUAL, UNCHANGED, LOWER, NEVER_FALLS = 1e-6, 1e-6, 1.0, -1e-12
@@ -60,19 +59,14 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Write ``results/adaptive/SCALE.json`` and its figures; nothing is trained by gradient descent."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is not None:
-        settings = replace(settings, seeds=seeds)
+    settings = settings_of(SCALES, scale, seeds)
     table = table_of(STUDY, scale, asdict(settings), runtime.provenance("float64"))
     measured = []
     for seed in range(settings.seeds):
         measured.append(theorems(seed) | on_digits(settings, seed))
         progress("seeds", seed + 1, settings.seeds)
     table["values"] = {name: [one[name] for one in measured] for name in measured[0]}
-    table["claims"] = claims(table)
-    with plots.style():
-        figures = {"ranks": ranks(table), "difficulty": difficulty(table)}
-    return save(results, table, figures)
+    return conclude(table, claims, draw, results, progress)
 
 
 def theorems(seed: int) -> dict[str, Any]:
@@ -87,7 +81,7 @@ def theorems(seed: int) -> dict[str, Any]:
 
 def on_digits(settings: Settings, seed: int) -> dict[str, Any]:
     """A network's tangent features on digits 2 (-1) and 3 (+1); half of the images are fitted, the others looked at."""
-    x, y = _digits(settings.images)
+    x, y = twos_and_threes("digits", settings.images, torch.float64)
     half = len(x) // 2
     net = build(
         relu_spec(x.shape[1], 1, width=settings.width, depth=2, init=Init("he")), seed=seed, dtype=torch.float64
@@ -135,15 +129,6 @@ def _harder(kernel: Tensor, rest: Tensor, y: Tensor, seed: int) -> dict[str, Any
 def _errors(change: Tensor, net: torch.nn.Module, x: Tensor, y: Tensor) -> float:
     with torch.no_grad():
         return float(((change + net(x)[:, 0]).sign() != y).double().mean())
-
-
-def _digits(count: int) -> tuple[Tensor, Tensor]:
-    images = load_images("digits")
-    images = images.take((images.labels == 2) | (images.labels == 3))
-    require(count <= len(images), f"there are {len(images)} digits 2 and 3, not {count}.")
-    x = images.flat().double()[:count]
-    x = x - x.mean(1, keepdim=True)
-    return x / x.norm(dim=1, keepdim=True), 2.0 * (images.labels[:count] == 3).double() - 1
 
 
 def _normal(seed: int, name: str, *shape: int) -> Tensor:
@@ -217,6 +202,11 @@ def _least_rise(sizes: list[float], stretches: list[float]) -> float:
 
 
 # --- drawing ---------------------------------------------------------------------------------------
+
+
+def draw(table: Mapping[str, Any]) -> dict[str, Figure]:
+    """Both figures by file name."""
+    return {"ranks": ranks(table), "difficulty": difficulty(table)}
 
 
 def ranks(table: Mapping[str, Any]) -> Figure:

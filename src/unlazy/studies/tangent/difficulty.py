@@ -9,7 +9,7 @@ by the area under the curve: how often a wrong label ranks above a right one. No
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ from unlazy.models.spec import Init, NetSpec, relu_spec
 from unlazy.runtime import require, short_hash, stream
 from unlazy.store import Run
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.studies.results import Progress, conclude, provenance_of, table_of
+from unlazy.studies.tangent.images import centred_units
 from unlazy.theory.adaptive import Alternating
 from unlazy.theory.difficulty import Difficulty, difficulty
 from unlazy.training.ensemble import Member
@@ -43,7 +44,6 @@ from unlazy.training.fit import Recipe, fit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Progress = Callable[[str, int, int], None]
 STUDY = "difficulty"
 CLASSES = 10
 RATE, BATCH = 1e-3, 32
@@ -110,7 +110,7 @@ def reproduce(
 ) -> dict[str, Any]:
     """Train what is missing under ``runs``, then write ``results/difficulty/SCALE.json`` and its figures."""
     settings = settings_of(SCALES, scale, seeds)
-    found, provenances, shown = {}, [], {}
+    found, trained, shown = {}, [], {}
     total = len(settings.data) * settings.seeds
     for place, data in enumerate(settings.data):
         x, labels = images(settings, data)
@@ -120,26 +120,22 @@ def reproduce(
             progress("solutions", place * settings.seeds + seed + 1, total)
         for loss in LOSSES:
             run = train(settings, data, loss, x, labels, runs, scale)
-            provenances.append(run.header["provenance"])
+            trained.append(run)
             found[f"{data}, {loss}"], shown[f"{data}, {loss}"] = measure(settings, run, loss, x, labels, tables)
             progress(f"{loss} trainings", place + 1, len(settings.data))
-    table = table_of(STUDY, scale, asdict(settings), common_provenance(provenances))
+    table = table_of(STUDY, scale, asdict(settings), provenance_of(trained))
     table["areas"] = found
     table["summaries"] = {
         task: {name: summary(words, columns[name]) for name, words in SCORES.items()} for task, columns in found.items()
     }
-    table["claims"] = claims(table)
-    with plots.style():
-        return save(results, table, {"areas": areas(table), "hardest": hardest(shown)})
+    return conclude(table, claims, lambda table: {"areas": areas(table), "hardest": hardest(shown)}, results, progress)
 
 
 def images(settings: Settings, data: str) -> tuple[Float[Tensor, "n d"], Int64[Tensor, "n"]]:
     """The first images, each minus its mean and of length 1, and their true classes."""
     found = load_images(data)
     require(settings.images <= len(found), f"{data} has {len(found)} images, not {settings.images}.")
-    x = found.flat()[: settings.images]
-    x = x - x.mean(1, keepdim=True)
-    return x / x.norm(dim=1, keepdim=True), found.labels[: settings.images]
+    return centred_units(found.flat()[: settings.images]), found.labels[: settings.images]
 
 
 def flipped(labels: Int64[Tensor, "n"], count: int, seed: int) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "k"]]:

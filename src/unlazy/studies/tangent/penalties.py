@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,12 @@ import torch
 from unlazy import plots, runtime
 from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import judged_row, save, table_of
+from unlazy.studies.results import Progress, conclude, judged_row, table_of
 from unlazy.theory.penalties import Penalty, Power, circled_plus, effective_penalty, fitted_exponent, predicted_exponent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Progress = Callable[[str, int, int], None]
 STUDY = "penalties"
 SQUARE, ABSOLUTE = Power(2), Power(1)
 FIGURE_2: dict[str, tuple[Penalty, tuple[float, float, float]]] = {
@@ -47,11 +46,8 @@ def reproduce(
     table["exponents"] = [
         {"penalty": case.name, "predicted": predicted_exponent(case), "fitted": fitted_exponent(case)} for case in cases
     ]
-    table["claims"] = claims(table)
     progress("penalties", 1, 1)
-    with plots.style():
-        figures = {"figure-2": figure_2(table), "exponents": exponents(table)}
-    return save(results, table, figures)
+    return conclude(table, claims, draw, results, progress)
 
 
 def _figure_2(penalty: Penalty, published: tuple[float, ...]) -> dict[str, Any]:
@@ -111,6 +107,11 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
 
 
 LOOKS = (("square", "blue"), ("absolute", "orange"), ("square (+) absolute", "green"))
+
+
+def draw(table: Mapping[str, Any]) -> dict[str, Figure]:
+    """Both figures by file name."""
+    return {"figure-2": figure_2(table), "exponents": exponents(table)}
 
 
 def figure_2(table: Mapping[str, Any]) -> Figure:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unlazy.claims.verdict import Part, Row, summary
-from unlazy.studies.emergence.common import Job, Progress, column, run_jobs
+from unlazy.studies.emergence.common import Job, column, run_jobs
 from unlazy.studies.emergence.fixed_features.figures import draw
 from unlazy.studies.emergence.fixed_features.measure import (
     KINDS,
@@ -26,7 +26,7 @@ from unlazy.studies.emergence.fixed_features.measure import (
     wide,
 )
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import judged_row, save, table_of
+from unlazy.studies.results import Progress, conclude, judged_row, table_of
 
 NEARLY_ALL = 0.99  # B7
 CLEARLY_BELOW = 0.1  # B8: ten points of test accuracy
@@ -63,17 +63,6 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
     return [_b7(table), _b8(table), _b9(table), _b10(table)]
 
 
-def _row(table: Mapping[str, Any], claim: str, parts: list[Part], why: str, controls: list[Row], figure: str) -> Row:
-    return judged_row(
-        table,
-        claim,
-        parts,
-        why=why,
-        controls=controls,
-        figure=figure,
-    )
-
-
 def fixed_names(table: Mapping[str, Any]) -> dict[str, str]:
     """The fixed methods of the table, with what to call them."""
     settings = table["settings"]
@@ -100,7 +89,7 @@ def _b7(table: Mapping[str, Any]) -> Row:
         "paper leaves open taken as one, plain descent for m^(4/3) steps leaves the outer weights too small: it gets no "
         "further than the linear counting rule."
     )
-    return _row(table, "B7", parts, why, controls, "accuracy")
+    return judged_row(table, "B7", parts, why=why, controls=controls, figure="accuracy")
 
 
 def _b8(table: Mapping[str, Any]) -> Row:
@@ -129,7 +118,7 @@ def _b8(table: Mapping[str, Any]) -> Row:
         "patterns are present is linear and right on 27/32 = 0.84 of the inputs (on 22/32 of those without structure, where "
         "parity and majority of five agree more often than not): that, and not 0.75, is what fixed features can aim at."
     )
-    return _row(table, "B8", parts, why, controls, "accuracy")
+    return judged_row(table, "B8", parts, why=why, controls=controls, figure="accuracy")
 
 
 def _machine_controls(table: Mapping[str, Any], kind: str) -> list[Row]:
@@ -160,7 +149,7 @@ def _b9(table: Mapping[str, Any]) -> Row:
     controls = [summary(f"{count} random features: accuracy", column(table["wide_unstructured"], "wide"))]
     controls += _machine_controls(table, "unstructured")
     why = "No single pattern, and no small group of them, tells the label; the first gradients hold nothing but sampling noise."
-    return _row(table, "B9", parts, why, controls, "accuracy")
+    return judged_row(table, "B9", parts, why=why, controls=controls, figure="accuracy")
 
 
 def _b10(table: Mapping[str, Any]) -> Row:
@@ -186,7 +175,7 @@ def _b10(table: Mapping[str, Any]) -> Row:
         "certifies the least loss on the sample, which on average is below that of the distribution. The network shown beside it "
         "has a few trainings only. At the paper's own size (k = 5) the bound is negative and says nothing."
     )
-    return _row(table, "B10", parts, why, controls, "bound")
+    return judged_row(table, "B10", parts, why=why, controls=controls, figure="bound")
 
 
 # --- the study ---------------------------------------------------------------------------------------
@@ -204,8 +193,4 @@ def reproduce(
     for name, group in groups.items():
         table[name] = values[taken : taken + len(group)]
         taken += len(group)
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    save(results, table, draw(table))
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, draw, results, progress)

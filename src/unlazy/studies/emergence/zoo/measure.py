@@ -17,8 +17,9 @@ from unlazy.models.build import build
 from unlazy.models.gates import SoftGate
 from unlazy.models.net import GatedNet
 from unlazy.models.spec import NetSpec, relu_spec
-from unlazy.runtime import require, stream
-from unlazy.studies.emergence.common import Values, accuracy, plain_settings
+from unlazy.runtime import stream
+from unlazy.studies.emergence.common import Values, accuracy
+from unlazy.studies.settings import at_least_one, plain_settings
 from unlazy.training.linearised import linearise
 from unlazy.training.recursive_features import recursive_features, top_directions
 
@@ -67,8 +68,7 @@ class Settings:
     phase_seeds: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "tests", "held", "width", "depth", "steps", "batch", "rounds", "phase_seeds"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        at_least_one(self, "seeds", "tests", "held", "width", "depth", "steps", "batch", "rounds", "phase_seeds")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

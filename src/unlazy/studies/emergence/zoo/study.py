@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from unlazy.claims.verdict import Row, summary
-from unlazy.studies.emergence.common import Job, Progress, Values, run_jobs
+from unlazy.studies.emergence.common import Job, Values, run_jobs
 from unlazy.studies.emergence.zoo.figures import LEARNERS, draw, grid_of
 from unlazy.studies.emergence.zoo.measure import ANIMALS, SCALES, Settings, animal, phase, relevant
 from unlazy.studies.emergence.zoo.tuned import kernel
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import save, table_of
+from unlazy.studies.results import Progress, conclude, table_of
 
 ENOUGH = 0.9  # the accuracy whose cost in samples is asked for
 
@@ -106,8 +106,4 @@ def reproduce(
     values, made_by = run_jobs(jobs(settings, runs / "zoo"), workers, progress)
     table = table_of("zoo", scale, settings.to_dict(), made_by) | arranged(settings, values)
     table["overview"] = overview(table)
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    save(results, table, draw(table))
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, draw, results, progress)

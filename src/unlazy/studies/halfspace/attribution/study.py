@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +15,24 @@ from unlazy.claims.verdict import Part, Row, summary
 from unlazy.kernels.replay import ChangeShares, attribute_change, change_shares, gated_value_kernel
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.net import GatedNet
-from unlazy.runtime import require
 from unlazy.store import Run
 from unlazy.studies.halfspace.attribution.figures import draw
-from unlazy.studies.halfspace.moments import ARMS, Nets, numbers, plain, plateau_epochs, stack_at, train_all
-from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, judged_row, save, table_of
+from unlazy.studies.halfspace.moments import ARMS, Nets, Networks, numbers, plateau_epochs, stack_at, train_all
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import Progress, conclude, judged_row, plain, provenance_of, table_of
 
 STUDY = "kernel-attribution"
 MOST = 0.5  # "most of the change"
 MOMENTS = {"plateau": "at the plateau", "200": "at epoch 200", "end": "at the end"}
 JUDGED = ("plateau", "end")
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Networks):
     """One scale of the study. The networks are those of the study of finished features, where both are run."""
 
-    seeds: int
-    epochs: int
-    width: int = 16
-    depth: int = 5
-    presets: tuple[str, ...] = ("author", "pilot")
     arms: tuple[str, ...] = ("pwc", "dlgn", "relu", "pwc-large", "dlgn-large", "relu-large")
     kernel_stride: int = 5
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    def networks(self) -> list[Nets]:
-        sizes = (self.seeds, self.epochs, self.width, self.depth)
-        return [Nets(preset, arm, *sizes) for preset in self.presets for arm in self.arms]
 
     def moments(self) -> list[str]:
         """The plateau near 0.25, epoch 200 where training goes beyond it, and the end."""
@@ -67,19 +52,13 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Train what is missing under ``runs``, then write ``results/kernel-attribution/SCALE.json`` and its figures."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is not None:
-        require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-        settings = replace(settings, seeds=seeds)
+    settings = settings_of(SCALES, scale, seeds)
     trained = train_all(settings.networks(), runs, scale, workers, progress)
-    provenance = common_provenance([run.header["provenance"] for run in trained.values()])
-    table = table_of(STUDY, scale, settings.to_dict(), provenance) | {"networks": {}}
+    table = table_of(STUDY, scale, settings.to_dict(), provenance_of(trained.values())) | {"networks": {}}
     for number, nets in enumerate(settings.networks(), 1):
         table["networks"][nets.key] = measure(nets, trained[nets.key], settings)
         progress("measuring", number, len(trained))
-    table["claims"] = claims(table)
-    save(results, table, draw(table))
-    return table
+    return conclude(table, claims, draw, results, progress)
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -170,15 +149,7 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
         "do throughout. With biases and a small start most of the change needs both: the first kernel is little more than the "
         "constant that a readout bias adds, and neither gates nor weights alone lift the rest above it."
     )
-    row = judged_row(
-        results,
-        "C28",
-        parts,
-        why=why,
-        controls=controls,
-        figure="shares",
-    )
-    return [row]
+    return [judged_row(results, "C28", parts, why=why, controls=controls, figure="shares")]
 
 
 CONTROLS = {

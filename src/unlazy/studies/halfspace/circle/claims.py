@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.circle.measure import select
-from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, own_beta
+from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, beta_words, own_beta
 from unlazy.studies.results import judged_row
 
 WITHIN_EPOCHS = 400  # C7: "about 200 epochs", read as: within twice that
@@ -56,20 +56,8 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
     return [judge(table) for judge in judges]
 
 
-def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
-    return judged_row(
-        table.results,
-        claim,
-        parts,
-        why=why,
-        controls=controls,
-        figure=figure,
-    )
-
-
 def _name(preset: str, arm: str, beta: float | None = None, what: str = "") -> str:
-    slope = "" if beta is None else f", beta {beta:g}"
-    return f"{preset}, {ARMS[arm].label}{slope}" + (f": {what}" if what else "")
+    return f"{preset}, {ARMS[arm].label}{beta_words(beta)}" + (f": {what}" if what else "")
 
 
 def _judged(table: Table, arms: tuple[str, ...], name: str) -> Iterator[tuple[str, str, float | None]]:
@@ -94,50 +82,38 @@ def _parts(
 
 def _controls(table: Table, arms: tuple[str, ...], name: str, unit: str, what: str) -> list[Row]:
     """Medians of a quantity for every preset, arm and slope, without verdict."""
-    found = []
-    for preset in table.presets:
-        for arm in arms:
-            if table.has(preset, arm, name):
-                for beta in table.betas(preset, arm):
-                    values = table.get(preset, arm, name, beta)
-                    found.append(summary(_name(preset, arm, beta, what), values, unit))
-    return found
-
-
-def _layer(values: NDArray[np.float64], layer: int) -> NDArray[np.float64]:
-    return values[:, layer]
+    return [
+        summary(_name(preset, arm, beta, what), table.get(preset, arm, name, beta), unit)
+        for preset, arm, _ in _judged(table, arms, name)
+        for beta in table.betas(preset, arm)
+    ]
 
 
 TRAINED = ("pwc", "relu")
 
 
 def _c7(table: Table) -> Row:
-    return _row(
-        table,
-        "C7",
-        _parts(table, TRAINED, "epochs_to_reach", "<", WITHIN_EPOCHS, "epochs", "to loss 0.01"),
-        "fig02_loss",
+    parts = _parts(table, TRAINED, "epochs_to_reach", "<", WITHIN_EPOCHS, "epochs", "to loss 0.01")
+    arms = ("dlgn", "pwc", "pwc-large", "relu-large")
+    controls = _controls(table, arms, "epochs_to_reach", "epochs", "to loss 0.01")
+    controls += _controls(table, ("pwc-hard",), "loss_end", "", "loss at the end")
+    controls += _controls(table, ("pwc", "dlgn"), "loss_hard_gates_end", "", "loss at the end, gates made hard")
+    why = (
         "With soft gates DLGNs get there in a third of the paper's time or less, the steeper the gate the faster; some ReLU "
         "nets stall on a plateau, and so do DLGNs with beta 4 on the pilot's harder target. Truly hard gates mostly stay above "
-        "0.01: see the least loss their cells allow, and the loss of soft-trained nets when their gates are made hard.",
-        _controls(table, ("dlgn", "pwc", "pwc-large", "relu-large"), "epochs_to_reach", "epochs", "to loss 0.01")
-        + _controls(table, ("pwc-hard",), "loss_end", "", "loss at the end")
-        + _controls(table, ("pwc", "dlgn"), "loss_hard_gates_end", "", "loss at the end, gates made hard"),
+        "0.01: see the least loss their cells allow, and the loss of soft-trained nets when their gates are made hard."
     )
+    return judged_row(table.results, "C7", parts, why=why, controls=controls, figure="fig02_loss")
 
 
 def _c8(table: Table) -> Row:
     parts = _parts(table, ("pwc-frozen",), "epochs_to_reach", ">", SLOW_EPOCHS, "epochs", "to loss 0.01")
-    for preset in table.presets:
-        if table.has(preset, "pwc-frozen", "epochs_to_reach"):
-            beta = own_beta(preset, "pwc")
-            frozen = table.get(preset, "pwc-frozen", "epochs_to_reach", beta)
-            trained = table.get(preset, "pwc", "epochs_to_reach", beta)
-            with np.errstate(invalid="ignore"):
-                slower = frozen / trained  # never/never = nan: that pair says nothing
-            name = _name(preset, "pwc-frozen", beta, "times slower than trained gates, same seed")
-            horizon = table.horizon(preset, "pwc-frozen") / trained
-            parts.append(Part(name, ">", 10, "times", slower, horizon))
+    for preset, arm, beta in _judged(table, ("pwc-frozen",), "epochs_to_reach"):
+        frozen, trained = (table.get(preset, one, "epochs_to_reach", beta) for one in (arm, "pwc"))
+        with np.errstate(invalid="ignore"):
+            slower = frozen / trained  # never/never = nan: that pair says nothing
+        name = _name(preset, arm, beta, "times slower than trained gates, same seed")
+        parts.append(Part(name, ">", 10, "times", slower, table.horizon(preset, arm) / trained))
     controls = _controls(table, ("pwc-frozen",), "epochs_to_reach", "epochs", "to loss 0.01")
     controls += _controls(table, ("pwc-frozen", "pwc-frozen-hard"), "loss_end", "", "loss at the end")
     controls += _controls(table, ("pwc-frozen-hard",), "cell_floor_end", "", "least loss its cells allow")
@@ -147,7 +123,7 @@ def _c8(table: Table) -> Row:
         "stay more than ten times slower. Frozen hard gates stop at the least loss that constants on their cells allow: a "
         "limit of capacity, not of speed."
     )
-    return _row(table, "C8", parts, "fig02_loss", why, controls)
+    return judged_row(table.results, "C8", parts, why=why, controls=controls, figure="fig02_loss")
 
 
 def _c9(table: Table) -> Row:
@@ -167,7 +143,7 @@ def _c9(table: Table) -> Row:
         "ratio above one). With a large start there is no preference. Equal halves: little or none where the network learns "
         "at all; at beta 4 it does not, so that control says nothing."
     )
-    return _row(table, "C9", parts, "fig03_overlap", why, controls)
+    return judged_row(table.results, "C9", parts, why=why, controls=controls, figure="fig03_overlap")
 
 
 def _c10(table: Table) -> Row:
@@ -187,7 +163,7 @@ def _c10(table: Table) -> Row:
         "preference for the easy half keeps its sign while it shrinks. ReLU nets: half of the author's seeds, and hardly any of "
         "the pilot's, which have barely begun to learn by epoch 3."
     )
-    return _row(table, "C10", parts, "fig03_overlap", why, controls)
+    return judged_row(table.results, "C10", parts, why=why, controls=controls, figure="fig03_overlap")
 
 
 def _c11(table: Table) -> Row:
@@ -205,7 +181,7 @@ def _c11(table: Table) -> Row:
         "moves less with frozen gates, and as much with a large start, where the overlap kernel barely moves: moving paths "
         "alone do not explain it."
     )
-    return _row(table, "C11", parts, "fig04_tangent", why, controls)
+    return judged_row(table.results, "C11", parts, why=why, controls=controls, figure="fig04_tangent")
 
 
 def _c12(table: Table) -> Row:
@@ -222,32 +198,28 @@ def _c12(table: Table) -> Row:
         "slope, the start and the target. The order also holds with a large start and with frozen gates, so it is no evidence "
         "of feature learning by itself."
     )
-    return _row(table, "C12", parts, "fig05_functions", why, controls)
+    return judged_row(table.results, "C12", parts, why=why, controls=controls, figure="fig05_functions")
 
 
 def _c13(table: Table) -> Row:
     parts = []
-    long_enough = table.results["settings"]["frozen_epochs"] >= 8000
-    for preset in table.presets:
-        if table.has(preset, "pwc-frozen", "artefact_rms_end"):
-            beta = own_beta(preset, "pwc")
-            frozen = table.get(preset, "pwc-frozen", "artefact_rms_end", beta)
-            name = _name(preset, "pwc-frozen", beta, "fast residual on the top half at the end")
-            # before epoch 8000 nothing is known: every seed counts as unseen
-            seen = frozen if long_enough else np.full_like(frozen, np.inf)
-            parts.append(Part(name, ">", VISIBLE, "rms", seen, np.inf if long_enough else 0.0))
-            if table.has(preset, "pwc", "artefact_rms_200"):
-                ratio = frozen / table.get(preset, "pwc", "artefact_rms_200", beta)
-                seen = ratio if long_enough else np.full_like(ratio, np.inf)
-                name = _name(preset, "pwc-frozen", beta, "the same over that of trained gates at epoch 200")
-                parts.append(Part(name, ">", 1, "times", seen, np.inf if long_enough else 0.0))
+    for preset, arm, beta in _judged(table, ("pwc-frozen",), "artefact_rms_end"):
+        frozen = table.get(preset, arm, "artefact_rms_end", beta)
+        name = _name(preset, arm, beta, "fast residual on the top half at the end")
+        parts.append(Part(name, ">", VISIBLE, "rms", frozen))
+        if table.has(preset, "pwc", "artefact_rms_200"):
+            ratio = frozen / table.get(preset, "pwc", "artefact_rms_200", beta)
+            name = _name(preset, arm, beta, "the same over that of trained gates at epoch 200")
+            parts.append(Part(name, ">", 1, "times", ratio))
+    if table.results["settings"]["frozen_epochs"] < 8000:  # nothing is known yet: every seed counts as unseen
+        parts = [replace(part, values=np.full_like(part.values, np.inf), horizon=0.0) for part in parts]
     controls = _controls(table, ("pwc-frozen", "pwc-frozen-hard"), "artefact_rms_end", "rms", "at the end")
     controls += _controls(table, ("pwc",), "artefact_rms_200", "rms", "epoch 200")
     why = (
         "Ripples of more than four half cycles remain on the easy half under frozen gates, more than under trained gates at "
         "epoch 200. A likely reason, not tested here: the same few gates must serve both halves."
     )
-    return _row(table, "C13", parts, "fig05_functions", why, controls)
+    return judged_row(table.results, "C13", parts, why=why, controls=controls, figure="fig05_functions")
 
 
 def _c14(table: Table) -> Row:
@@ -257,56 +229,52 @@ def _c14(table: Table) -> Row:
             if not table.has(preset, arm, "near_top_30_200"):
                 continue
             for beta in table.betas(preset, arm):
-                last = _layer(table.get(preset, arm, "near_top_30_200", beta), -1)
+                shares = table.get(preset, arm, "near_top_30_200", beta)  # [seeds, layers]
+                last = shares[:, -1]
                 if arm == "pwc" and beta == PRESETS[preset].beta:
                     name = _name(preset, arm, beta, "share of last-layer normals within 30 degrees of the top")
                     parts.append(Part(name, ">", MOST, "", last))
-                    change = last - _layer(table.get(preset, arm, "near_top_30_0", beta), -1)
+                    change = last - table.get(preset, arm, "near_top_30_0", beta)[:, -1]
                     parts.append(Part(_name(preset, arm, beta, "its change from the start"), ">", 0, "", change))
-                    first = _layer(table.get(preset, arm, "near_top_30_200", beta), 0)
-                    parts.append(
-                        Part(_name(preset, arm, beta, "that share, less the first layer's"), ">", 0, "", last - first)
-                    )
+                    name = _name(preset, arm, beta, "that share, less the first layer's")
+                    parts.append(Part(name, ">", 0, "", last - shares[:, 0]))
                 else:
                     controls.append(summary(_name(preset, arm, beta, "last layer, within 30 degrees"), last))
             beta = table.betas(preset, arm)[0] if arm != "pwc" else PRESETS[preset].beta
-            wide = _layer(table.get(preset, arm, "near_top_45_200", beta), -1)
-            controls.append(summary(_name(preset, arm, beta, "last layer, within 45 degrees (chance 0.25)"), wide))
-            like = _layer(table.get(preset, arm, "like_top_half_200", beta), -1)
-            controls.append(summary(_name(preset, arm, beta, "last layer, open on about the top half"), like))
-            first = _layer(table.get(preset, arm, "near_top_30_200", beta), 0)
-            controls.append(summary(_name(preset, arm, beta, "first layer, within 30 degrees"), first))
+            for name, layer, what in (
+                ("near_top_45_200", -1, "last layer, within 45 degrees (chance 0.25)"),
+                ("like_top_half_200", -1, "last layer, open on about the top half"),
+                ("near_top_30_200", 0, "first layer, within 30 degrees"),
+            ):
+                shares = table.get(preset, arm, name, beta)[:, layer]
+                controls.append(summary(_name(preset, arm, beta, what), shares))
     why = (
         f"Chance is {CHANCE_30:.2f}. With smooth gates most last-layer half-spaces point to the top and nearly all of the others "
         "to the bottom; fewer point to the top at beta 30 and with hard gates, about chance with a large start. The first "
         "layer's share stays near chance. With biases many of them hold the whole circle: being the top half is rarer."
     )
-    return _row(table, "C14", parts, "fig06_half_spaces", why, controls)
+    return judged_row(table.results, "C14", parts, why=why, controls=controls, figure="fig06_half_spaces")
 
 
 def _c15(table: Table) -> Row:
     parts, controls = [], []
-    for preset in table.presets:
-        for arm in ("pwc", "pwc-equal"):
-            if not table.has(preset, arm, "axial_200"):
-                continue
-            beta = PRESETS[preset].beta
-            change = table.get(preset, arm, "axial_200", beta) - table.get(preset, arm, "axial_0", beta)
-            if arm == "pwc":
-                name = _name(preset, arm, beta, "change of the last layer's axial resultant")
-                parts.append(Part(name, ">", 0, "", change[:, -1]))
-                name = _name(preset, arm, beta, "that change, less the first layer's")
-                parts.append(Part(name, ">", 0, "", change[:, -1] - change[:, 0]))
-                for layer in range(change.shape[1]):
-                    at_start = table.get(preset, arm, "axial_0", beta)[:, layer]
-                    controls.append(summary(_name(preset, arm, beta, f"layer {layer + 1} before training"), at_start))
-                    trained = table.get(preset, arm, "axial_200", beta)[:, layer]
-                    controls.append(summary(_name(preset, arm, beta, f"layer {layer + 1} at epoch 200"), trained))
-            else:
-                controls.append(summary(_name(preset, arm, beta, "change of the last layer"), change[:, -1]))
+    for preset, arm, beta in _judged(table, ("pwc", "pwc-equal"), "axial_200"):
+        start, trained = (table.get(preset, arm, f"axial_{epoch}", beta) for epoch in (0, 200))  # [seeds, layers]
+        change = trained - start
+        if arm == "pwc":
+            name = _name(preset, arm, beta, "change of the last layer's axial resultant")
+            parts.append(Part(name, ">", 0, "", change[:, -1]))
+            name = _name(preset, arm, beta, "that change, less the first layer's")
+            parts.append(Part(name, ">", 0, "", change[:, -1] - change[:, 0]))
+            for layer in range(change.shape[1]):
+                name = _name(preset, arm, beta, f"layer {layer + 1}")
+                controls.append(summary(f"{name} before training", start[:, layer]))
+                controls.append(summary(f"{name} at epoch 200", trained[:, layer]))
+        else:
+            controls.append(summary(_name(preset, arm, beta, "change of the last layer"), change[:, -1]))
     why = (
         "Judged as the change from the same network's start, because products of random matrices cluster with depth by "
         "themselves. Clear in the author's preset, unclear in the pilot's. With equal halves the last layer clusters too (at "
         "beta 4 without learning anything): clustering as such needs no easy half."
     )
-    return _row(table, "C15", parts, "fig09_10_layers", why, controls)
+    return judged_row(table.results, "C15", parts, why=why, controls=controls, figure="fig09_10_layers")

@@ -14,7 +14,7 @@ from unlazy import plots
 from unlazy.kernels.compare import trace_normalise
 from unlazy.probes.paths import allocation
 from unlazy.store import Run
-from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, Settings, Stack, own_beta
+from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, Settings, Stack, beta_words, own_beta
 from unlazy.studies.halfspace.circle.train import scene_member
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def loss(source: Source) -> Figure:
         for arm, beta, colour in lines:
             if source.has(preset, arm):
                 epochs, values = source.curve(preset, arm, "loss", beta)
-                label = ARMS[arm].label + ("" if beta is None else f", beta {beta:g}")
+                label = ARMS[arm].label + beta_words(beta)
                 plots.band(axis, np.maximum(epochs, 0.5), values, label, colour)
         axis.axhline(0.01, color=plots.COLOURS["grey"], linestyle=":")
         axis.set(xscale="log", yscale="log", xlabel="epoch", title=f"{preset} preset")

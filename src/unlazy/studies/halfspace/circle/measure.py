@@ -16,6 +16,7 @@ from unlazy.probes.halfspaces import HalfSpaces, axial_resultant, share_like, sh
 from unlazy.probes.paths import allocation
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import Stack
+from unlazy.studies.results import plain
 
 REACHED = 0.01  # the paper's "learned"
 PLATEAU = 0.27  # top half fitted, bottom half not: the loss stands near 0.25
@@ -33,7 +34,7 @@ def measure(stack: Stack, run: Run) -> dict[str, Any]:
         "run": run.id,
         "members": run.members,
         "epochs": stack.epochs,
-        "values": {name: _plain(value) for name, value in values.items()},
+        "values": {name: plain(value) for name, value in values.items()},
     }
 
 
@@ -151,12 +152,6 @@ def _at_epoch(
 
 def _tensor(run: Run, quantity: str, step: int) -> Tensor:
     return torch.from_numpy(run.array(quantity, step)).double()
-
-
-def _plain(value: NDArray[Any]) -> list[Any]:
-    if value.ndim > 1:
-        return [_plain(row) for row in value]
-    return [float(f"{number:.5g}") if np.isfinite(number) else None for number in value]
 
 
 def select(table: Mapping[str, Any], name: str, beta: float | None = None) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from unlazy.studies.halfspace.circle.measure import select
-from unlazy.studies.halfspace.circle.settings import ARMS
+from unlazy.studies.halfspace.circle.settings import ARMS, beta_words
 
 SEEDS = 10  # of the prototype
 ALLOCATION_EPOCHS = (0, 3, 10, 30, 200)
@@ -68,10 +68,9 @@ def _row(
     values = select(results["stacks"][f"pilot-{arm}"], name, beta)
     ours = values[:, -1] if values.ndim == 2 else values
     mean, spread = float(np.nanmean(ours)), float(np.nanstd(ours, ddof=1))
-    slope = "" if beta is None else f", beta {beta:g}"
     error = np.hypot(expected[1] / np.sqrt(SEEDS), spread / np.sqrt(len(ours)))
     return {
-        "what": f"{ARMS[arm].label}{slope}: {words}",
+        "what": f"{ARMS[arm].label}{beta_words(beta)}: {words}",
         "pilot": expected,
         "ours": (mean, spread),
         "deviations": abs(mean - expected[0]) / expected[1],

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unlazy.data.synthetic import CIRCLE_PRESETS, Circle
 from unlazy.models.gates import GateRule, HardGate, SoftGate
 from unlazy.models.spec import Init, NetSpec, relu_spec
-from unlazy.runtime import require
+from unlazy.studies.settings import all_known, at_least_one, plain_settings
 from unlazy.training.ensemble import Member
 from unlazy.training.fit import Recipe
 
@@ -49,6 +49,23 @@ class Arm:
             return SoftGate()
         return HardGate(10.0 if self.train_gates else None)
 
+    def circle(self, preset: Preset) -> Circle:
+        """The preset's circle, or the one whose halves are both as hard as its bottom half."""
+        return replace(preset.circle, top=preset.circle.bottom) if self.equal_halves else preset.circle
+
+    def spec(self, preset: Preset, width: int, depth: int) -> NetSpec:
+        """The network of this arm under a preset."""
+        choices: dict[str, Any] = {
+            "width": width,
+            "depth": depth,
+            "gate_bias": preset.biases,
+            "value_bias": preset.biases,
+            "init": Init(self.start),
+        }
+        if self.gating == "own":
+            return relu_spec(2, **choices)
+        return NetSpec(2, experts=self.experts, gate=self.gate(), train_gates=self.train_gates, **choices)
+
 
 ARMS = {
     "relu": Arm("ReLU net", gating="own", experts="linear", slopes=False),
@@ -66,6 +83,11 @@ ARMS = {
 def own_beta(preset: str, arm: str) -> float | None:
     """The slope at which an arm is shown and judged: the preset's own, if its gates have one."""
     return PRESETS[preset].beta if ARMS[arm].slopes else None
+
+
+def beta_words(beta: float | None) -> str:
+    """What a slope adds to a network's name."""
+    return "" if beta is None else f", beta {beta:g}"
 
 
 @dataclass(frozen=True)
@@ -86,15 +108,13 @@ class Settings:
     batch: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "epochs", "frozen_epochs", "kernel_stride"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
-        for name, known in (("presets", PRESETS), ("arms", ARMS)):
-            unknown = [entry for entry in getattr(self, name) if entry not in known]
-            require(not unknown, f"unknown {name}: {', '.join(unknown)}; there are {', '.join(known)}.")
+        at_least_one(self, "seeds", "epochs", "frozen_epochs", "kernel_stride")
+        all_known("presets", self.presets, PRESETS)
+        all_known("arms", self.arms, ARMS)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return plain_settings(self)
 
 
 SCALES = {
@@ -140,8 +160,7 @@ class Stack:
         return self.settings.epochs if ARMS[self.arm].train_gates else self.settings.frozen_epochs
 
     def circle(self) -> Circle:
-        circle = PRESETS[self.preset].circle
-        return replace(circle, top=circle.bottom) if ARMS[self.arm].equal_halves else circle
+        return ARMS[self.arm].circle(PRESETS[self.preset])
 
     def betas(self) -> tuple[float | None, ...]:
         preset, arm = PRESETS[self.preset], ARMS[self.arm]
@@ -151,23 +170,9 @@ class Stack:
 
     def recipe(self) -> Recipe:
         preset, arm = PRESETS[self.preset], ARMS[self.arm]
-        sizes: dict[str, Any] = {"width": self.settings.width, "depth": self.settings.depth}
-        biases: dict[str, Any] = {"gate_bias": preset.biases, "value_bias": preset.biases}
-        if arm.gating == "own":
-            spec = relu_spec(2, init=Init(arm.start), **sizes, **biases)
-        else:
-            spec = NetSpec(
-                2,
-                experts=arm.experts,
-                gate=arm.gate(),
-                train_gates=arm.train_gates,
-                init=Init(arm.start),
-                **sizes,
-                **biases,
-            )
         members = tuple(Member(seed, preset.lr, beta) for beta in self.betas() for seed in range(self.settings.seeds))
         return Recipe(
-            spec,
+            arm.spec(preset, self.settings.width, self.settings.depth),
             members,
             epochs=self.epochs,
             batch=self.settings.batch,

@@ -19,12 +19,12 @@ from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import PRESETS, Settings, Stack, stacks
-from unlazy.training.fit import fit
+from unlazy.studies.trainings import steps_done
+from unlazy.training.fit import Progress, fit
 from unlazy.training.sweep import sweep
 
 KERNEL_EPOCHS = (0, 1, 3, 10, 30, 100, 200)
 SCENE_ARMS = ("pwc", "relu", "pwc-frozen")
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,7 @@ class Job:
         fit(self.stack.recipe(), data, measures(self.stack, data), self.folder, study="circle", scale=scale)
 
     def epochs_done(self) -> int:
-        if not (self.folder / "status.json").exists():
-            return 0
-        steps_per_epoch = self.stack.recipe().steps_per_epoch(self.stack.circle().n)
-        return int(Run(self.folder).status()["step"]) // steps_per_epoch
+        return steps_done(self.folder) // self.stack.recipe().steps_per_epoch(self.stack.circle().n)
 
     def cost(self) -> float:
         """A rough guess of its time: epochs, times a base and a share per member."""

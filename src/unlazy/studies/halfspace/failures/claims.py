@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, summary
-from unlazy.studies.halfspace.circle.settings import ARMS, own_beta
+from unlazy.studies.halfspace.circle.settings import ARMS, beta_words, own_beta
 from unlazy.studies.halfspace.failures import frequency, xor
 from unlazy.studies.halfspace.failures.settings import DLGN_KINDS, FOREST, KINDS
-from unlazy.studies.results import judged_row
-from unlazy.studies.trainings import numbers
+from unlazy.studies.results import judged_row, numbers
 
 FITTED = 0.05  # F1: a tenth of the loss before training
 STRONG = 3  # F2: "several" coordinates are at least this many
@@ -33,17 +32,6 @@ Table = Mapping[str, Any]
 def claims(table: Table) -> list[Row]:
     """One row per claim, from the measured table alone."""
     return [_f1(table), _f2(table), _f3(table)]
-
-
-def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
-    return judged_row(
-        table,
-        claim,
-        parts,
-        why=why,
-        controls=controls,
-        figure=figure,
-    )
 
 
 # --- F1: frequency -------------------------------------------------------------------------------
@@ -81,7 +69,7 @@ def _f1(table: Table) -> Row:
         "short of what their cells allow. The loss fell by less than a fifth in the second half of training; much "
         "longer training was not tried."
     )
-    return _row(table, "F1", parts, "frequency", why, controls)
+    return judged_row(table, "F1", parts, why=why, controls=controls, figure="frequency")
 
 
 def reach(loss: NDArray[np.float64], frequencies: Sequence[float]) -> NDArray[np.float64]:
@@ -110,8 +98,7 @@ def _circles(settings: Mapping[str, Any]) -> list[tuple[str, int, str]]:
 
 
 def circle_name(preset: str, width: int, arm: str) -> str:
-    beta = own_beta(preset, arm)
-    return f"{preset}, width {width}, {ARMS[arm].label}" + ("" if beta is None else f", beta {beta:g}")
+    return f"{preset}, width {width}, {ARMS[arm].label}{beta_words(own_beta(preset, arm))}"
 
 
 def _values(table: Table, preset: str, width: int, arm: str) -> dict[str, NDArray[np.float64]]:
@@ -148,7 +135,7 @@ def _f2(table: Table) -> Row:
         "normal inputs DLGNs learn three, while four and five stay at chance, for ReLU nets, quadratic gates and the "
         "forest alike although the networks fit their training samples: where DLGNs fail, all the others fail too."
     )
-    return _row(table, "F2", parts, "interactions", why, controls)
+    return judged_row(table, "F2", parts, why=why, controls=controls, figure="interactions")
 
 
 # --- F3: small data ------------------------------------------------------------------------------
@@ -184,7 +171,7 @@ def _f3(table: Table) -> Row:
         "accuracy rises. With 5000 images of Fashion-MNIST the networks reach 0.91 to 0.96 on their training images in "
         "twenty epochs, which closes a part of it. The seeds are two starts on each of five draws."
     )
-    return _row(table, "F3", parts, "small_data", why, controls)
+    return judged_row(table, "F3", parts, why=why, controls=controls, figure="small_data")
 
 
 def gap(stack: Mapping[str, Any]) -> NDArray[np.float64]:

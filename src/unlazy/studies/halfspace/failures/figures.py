@@ -13,7 +13,7 @@ from unlazy.studies.halfspace.failures import frequency as circles
 from unlazy.studies.halfspace.failures import xor
 from unlazy.studies.halfspace.failures.claims import FITTED, gap
 from unlazy.studies.halfspace.failures.settings import FOREST, KINDS
-from unlazy.studies.trainings import numbers
+from unlazy.studies.results import numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

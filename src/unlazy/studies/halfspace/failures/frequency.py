@@ -22,7 +22,8 @@ from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import PRESETS, Stack
 from unlazy.studies.halfspace.circle.settings import Settings as CircleSettings
 from unlazy.studies.halfspace.failures.settings import Frequency
-from unlazy.studies.trainings import Training, last, plain, side_by_side
+from unlazy.studies.results import plain
+from unlazy.studies.trainings import Training, last, side_by_side
 
 
 def trainings(settings: Frequency) -> list[Training]:

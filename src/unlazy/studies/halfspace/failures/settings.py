@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from unlazy.models.gates import HardGate, SoftGate
 from unlazy.models.spec import NetSpec, relu_spec
 from unlazy.runtime import require
 from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS
+from unlazy.studies.settings import all_known, at_least_one, plain_settings
 
 FREQUENCY_ARMS = ("pwc", "pwc-hard", "relu")  # of the circle study
 KINDS = {
@@ -40,20 +41,6 @@ def classifier(kind: str, inputs: int, classes: int, width: int, depth: int, bet
     )
 
 
-def _listed(entry: Any) -> Any:
-    return [_listed(one) for one in entry] if isinstance(entry, tuple) else entry
-
-
-def _at_least_one(settings: Any, *names: str) -> None:
-    for name in names:
-        require(getattr(settings, name) >= 1, f"{name} must be at least 1, got {getattr(settings, name)!r}.")
-
-
-def _known(name: str, entries: tuple[str, ...], known: Any) -> None:
-    unknown = [entry for entry in entries if entry not in known]
-    require(not unknown, f"unknown {name}: {', '.join(unknown)}; there are {', '.join(known)}.")
-
-
 @dataclass(frozen=True)
 class Frequency:
     """F1: the circle with ever faster bottom halves (half cycles), at several widths, beside what the cells allow."""
@@ -68,9 +55,9 @@ class Frequency:
     batch: int = 32
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "seeds", "epochs", "depth", "batch")
-        _known("presets", self.presets, PRESETS)
-        _known("arms", self.arms, ARMS)
+        at_least_one(self, "seeds", "epochs", "depth", "batch")
+        all_known("presets", self.presets, PRESETS)
+        all_known("arms", self.arms, ARMS)
         require(
             list(self.frequencies) == sorted(self.frequencies), "frequencies must stand in order, the lowest first."
         )
@@ -99,8 +86,8 @@ class Interactions:
     trees: int = 100
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "seeds", "updates", "tests", "width", "depth", "batch", "trees")
-        _known("kinds", self.kinds, KINDS)
+        at_least_one(self, "seeds", "updates", "tests", "width", "depth", "batch", "trees")
+        all_known("kinds", self.kinds, KINDS)
         require(max(self.orders) <= self.inputs, f"an order is at most the number of inputs, {self.inputs}.")
 
 
@@ -127,8 +114,8 @@ class SmallData:
     batch: int = 32
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "draws", "seeds", "updates", "least_epochs", "tests", "depth", "batch")
-        _known("kinds", self.kinds, KINDS)
+        at_least_one(self, "draws", "seeds", "updates", "least_epochs", "tests", "depth", "batch")
+        all_known("kinds", self.kinds, KINDS)
         for images, sizes in self.sizes:
             require(list(sizes) == sorted(sizes), f"sizes of {images} must stand in order, the smallest first.")
 
@@ -143,7 +130,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: {key: _listed(entry) for key, entry in part.items()} for name, part in asdict(self).items()}
+        return plain_settings(self)
 
 
 SCALES = {

@@ -11,22 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from unlazy.data.dataset import Dataset
-from unlazy.data.files import check_source, overall
+from unlazy.data.files import state_of
 from unlazy.data.images import Images, load_images
-from unlazy.data.sources import SOURCES
-from unlazy.runtime import data_folder, stream
+from unlazy.runtime import stream
 from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.failures.settings import SmallData, classifier
-from unlazy.studies.trainings import (
-    ACCURACIES,
-    Training,
-    accuracy_on_test_data,
-    accuracy_on_training_data,
-    last,
-    plain,
-)
+from unlazy.studies.results import plain
+from unlazy.studies.trainings import ACCURACIES, Training, accuracy_on_test_data, accuracy_on_training_data, last
 from unlazy.training.ensemble import Member
 from unlazy.training.fit import Recipe
 
@@ -48,11 +41,7 @@ class Case:
 
 def left_out(settings: SmallData) -> dict[str, str]:
     """Image sets that cannot be used here, and why."""
-    missing = [
-        name
-        for name, _ in settings.sizes
-        if name in SOURCES and overall(check_source(SOURCES[name], data_folder())) != "present"
-    ]
+    missing = [name for name, _ in settings.sizes if state_of(name) != "present"]
     return dict.fromkeys(missing, "its files are not in the data folder")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ from unlazy.studies.halfspace.failures.claims import claims
 from unlazy.studies.halfspace.failures.figures import draw
 from unlazy.studies.halfspace.failures.settings import FOREST, SCALES, Settings
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.studies.results import Progress, conclude, provenance_of, table_of
 from unlazy.studies.trainings import train_all
-
-Progress = Callable[[str, int, int], None]
 
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
@@ -39,20 +37,9 @@ def reproduce(
     settings = settings_for(scale, seeds)
     circles, interactions, few = settings.frequency, settings.interactions, settings.small_data
     trainings = frequency.trainings(circles) + xor.trainings(interactions) + small_data.trainings(few)
-    trained = train_all(
-        trainings,
-        runs / "failures",
-        "failures",
-        scale,
-        workers=workers,
-        progress=lambda done, total: progress("trainings", done, total),
-    )
-    table = table_of(
-        "failures",
-        scale,
-        settings.to_dict(),
-        common_provenance([run.header["provenance"] for run in trained.values()]),
-    )
+    counted = partial(progress, "trainings")
+    trained = train_all(trainings, runs / "failures", "failures", scale, workers=workers, progress=counted)
+    table = table_of("failures", scale, settings.to_dict(), provenance_of(trained.values()))
     table["frequency"] = {
         (name := frequency.key(preset, width, arm)): frequency.measure(circles, preset, width, arm, trained[name])
         for preset in circles.presets
@@ -69,8 +56,4 @@ def reproduce(
         progress("forests", number, len(interactions.problems))
     table["small_data"] = small_data.measure(few, trained)
     table["left_out"] = small_data.left_out(few)
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    save(results, table, draw(table))
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, draw, results, progress)

@@ -14,13 +14,13 @@ from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.failures.settings import FOREST, Interactions, classifier
+from unlazy.studies.results import plain
 from unlazy.studies.trainings import (
     ACCURACIES,
     Training,
     accuracy_on_test_data,
     accuracy_on_training_data,
     last,
-    plain,
     side_by_side,
 )
 from unlazy.training.ensemble import Member

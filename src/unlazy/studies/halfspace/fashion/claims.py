@@ -65,14 +65,8 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
 
 
 def _row(table: Table, claim: str, parts: list[Part], figure: str, why: str, controls: list[Row]) -> Row:
-    return judged_row(
-        table.results,
-        claim,
-        parts if table.judged() else [],
-        why=why,
-        controls=controls,
-        figure=figure,
-    )
+    judged = parts if table.judged() else []
+    return judged_row(table.results, claim, judged, why=why, controls=controls, figure=figure)
 
 
 def _parts(table: Table, name: str, side: str, threshold: float, unit: str, what: str) -> list[Part]:

@@ -9,7 +9,7 @@ networks without biases miss by far. So ``main`` has biases, and ``bias-free``, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unlazy.data.images import load_images
@@ -18,6 +18,7 @@ from unlazy.models.gates import SoftGate
 from unlazy.models.spec import NetSpec, relu_spec
 from unlazy.runtime import UnlazyError, require
 from unlazy.scope.schedule import Fixed
+from unlazy.studies.settings import all_known, at_least_one, plain_settings
 from unlazy.training.ensemble import Member
 from unlazy.training.fit import Recipe
 
@@ -92,15 +93,13 @@ class Settings:
     variants: tuple[str, ...] = tuple(VARIANTS)
 
     def __post_init__(self) -> None:
-        for name in ("images", "test_images", "seeds", "epochs", "split_epochs", "kernel_images", "restarts"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        at_least_one(self, "images", "test_images", "seeds", "epochs", "split_epochs", "kernel_images", "restarts")
         require(self.splits >= 2, "at least two splits are needed: each is compared with the others.")
-        unknown = [name for name in self.variants if name not in VARIANTS]
-        require(not unknown, f"unknown variants: {', '.join(unknown)}; there are {', '.join(VARIANTS)}.")
+        all_known("variants", self.variants, VARIANTS)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return plain_settings(self)
 
 
 SCALES = {

@@ -12,36 +12,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unlazy import runtime
-from unlazy.runtime import require
 from unlazy.studies.halfspace.fashion.claims import claims
 from unlazy.studies.halfspace.fashion.figures import draw
 from unlazy.studies.halfspace.fashion.measure import values
 from unlazy.studies.halfspace.fashion.series import Measured, collect
 from unlazy.studies.halfspace.fashion.settings import SCALES, Settings, available, stacks
 from unlazy.studies.halfspace.fashion.train import run
-from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, save, table_of
-
-Progress = Callable[[str, int, int], None]
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import Progress, conclude, provenance_of, table_of
 
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
     """The settings of a scale, with another number of seeds if one is given; desk makes do with digits."""
-    settings = SCALES[check_scale(scale)]
-    if scale == "desk":
-        settings = available(settings)
-    if seeds is None:
-        return settings
-    require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-    return replace(settings, seeds=seeds)
+    settings = settings_of(SCALES, scale, seeds)
+    return available(settings) if scale == "desk" else settings
 
 
 def reproduce(
@@ -58,31 +50,20 @@ def reproduce(
         measured = run_and_measure(settings, scale, runs, device=device, workers=workers, progress=progress)
     table = table_of("fashion", scale, measured.settings, measured.provenance)
     table["stacks"] = {key: values(series) for key, series in measured.series.items()}
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    save(results, table, draw(measured))
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, lambda _: draw(measured), results, progress)
 
 
 def run_and_measure(
     settings: Settings, scale: str, runs: Path, *, device: str = "cpu", workers: int = 1, progress: Progress
 ) -> Measured:
     """Train every stack (or go on, or just open it) and read off what claims and figures need."""
-    trained = run(
-        settings,
-        runs / "fashion",
-        scale,
-        device=device,
-        workers=workers,
-        progress=lambda done, total: progress("epochs", done, total),
-    )
+    counted = partial(progress, "epochs")
+    trained = run(settings, runs / "fashion", scale, device=device, workers=workers, progress=counted)
     series = {}
     for number, stack in enumerate(stacks(settings), 1):
         series[stack.key] = collect(stack, trained[stack.key])
         progress("measuring", number, len(trained))
-    provenance = common_provenance([run.header["provenance"] for run in trained.values()])
-    return Measured(scale, settings.to_dict(), provenance, series)
+    return Measured(scale, settings.to_dict(), provenance_of(trained.values()), series)
 
 
 def measured_file(results: Path, scale: str) -> Path:

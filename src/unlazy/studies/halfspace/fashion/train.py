@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,9 @@ from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.fashion.settings import VARIANTS, Settings, Stack, stacks
-from unlazy.training.fit import fit
+from unlazy.studies.trainings import steps_done
+from unlazy.training.fit import Progress, fit
 from unlazy.training.sweep import sweep
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,8 @@ class Job:
         fit(recipe, data, looks, self.folder, study="fashion", scale=scale)
 
     def epochs_done(self) -> int:
-        if not (self.folder / "status.json").exists():
-            return 0
         unit = -(-self.stack.settings.images // self.stack.settings.batch)
-        return int(Run(self.folder).status()["step"]) // unit
+        return steps_done(self.folder) // unit
 
     def cost(self) -> float:
         """A rough guess of its time; a step costs much the same with few members and with many."""

@@ -35,15 +35,7 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
         "claim's way for another reason: even their first gates serve as well as the last. So do, nearly, the first gates of "
         "most networks with a large start. Losses below 0.01 count as 0.01."
     )
-    row = judged_row(
-        results,
-        "C27",
-        parts,
-        why=why,
-        controls=controls,
-        figure="copies",
-    )
-    return [row]
+    return [judged_row(results, "C27", parts, why=why, controls=controls, figure="copies")]
 
 
 def loss_ratio(entry: Mapping[str, Any], moment: str, quantity: str = "retrained") -> NDArray[np.float64]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from unlazy.store import Run
 from unlazy.studies.halfspace.finished.settings import PLATEAU, Copies
-from unlazy.studies.halfspace.moments import curve, plain, plateau_epochs
+from unlazy.studies.halfspace.moments import curve, plateau_epochs
+from unlazy.studies.results import plain
 from unlazy.training.finished import coarse, finished_at, kernel_losses, retrained_curves
 
 

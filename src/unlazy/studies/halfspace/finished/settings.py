@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from unlazy.models.net import GatedNet
 from unlazy.runtime import require, short_hash
 from unlazy.store import Run
-from unlazy.studies.halfspace.moments import ARMS, PAPER_EPOCHS, Nets, plateau_epochs, stack_at
+from unlazy.studies.halfspace.moments import ARMS, PAPER_EPOCHS, Nets, Networks, plateau_epochs, stack_at
 from unlazy.training.finished import Retraining, retrain_experts
 
 STUDY = "features-finished"
@@ -17,16 +16,11 @@ PLATEAU, END = "plateau", "end"
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Networks):
     """One scale of the study. ``hard_arms``: arms whose gates are copied a second time, as half-spaces."""
 
-    seeds: int
-    epochs: int
-    retrain_epochs: int
+    retrain_epochs: int = field(kw_only=True)
     copied: tuple[int, ...] = PAPER_EPOCHS
-    width: int = 16
-    depth: int = 5
-    presets: tuple[str, ...] = ("author", "pilot")
     arms: tuple[str, ...] = ("pwc", "dlgn", "relu", "pwc-large", "dlgn-large", "relu-large")
     hard_arms: tuple[str, ...] = ("pwc", "dlgn")
     factor: float = 2.0
@@ -39,10 +33,6 @@ class Settings:
             all(epoch < self.epochs for epoch in self.copied),
             "gates are copied before the end; the end comes by itself.",
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 SCALES = {
@@ -125,16 +115,10 @@ class Copies:
         )
 
 
-def networks(settings: Settings) -> list[Nets]:
-    """The networks whose gates are copied."""
-    sizes = (settings.seeds, settings.epochs, settings.width, settings.depth)
-    return [Nets(preset, arm, *sizes) for preset in settings.presets for arm in settings.arms]
-
-
 def all_copies(settings: Settings) -> list[Copies]:
     """Every retraining of the study."""
-    soft = [Copies(nets, "as trained", settings) for nets in networks(settings)]
-    return soft + [Copies(nets, "hard", settings) for nets in networks(settings) if nets.arm in settings.hard_arms]
+    soft = [Copies(nets, "as trained", settings) for nets in settings.networks()]
+    return soft + [Copies(nets, "hard", settings) for nets in settings.networks() if nets.arm in settings.hard_arms]
 
 
 def is_large(arm: str) -> bool:

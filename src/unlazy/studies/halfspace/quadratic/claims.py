@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from unlazy.claims.verdict import Part, Row, summary
 from unlazy.studies.halfspace.quadratic.measure import key
 from unlazy.studies.halfspace.quadratic.settings import GATINGS, RULES, Pictures, gate_words
-from unlazy.studies.results import judged_row
-from unlazy.studies.trainings import numbers
+from unlazy.studies.results import judged_row, numbers
 
 Table = Mapping[str, Any]
 WHY = (
@@ -33,16 +32,7 @@ def claims(table: Table) -> list[Row]:
         gained = gain(linear, quadratic)
         parts.append(Part(f"{name}: {gain_words(linear)}", ">", 0, gain_unit(linear), gained))
         controls += _controls(name, rule, linear, quadratic)
-    return [
-        judged_row(
-            table,
-            "F4",
-            parts,
-            why=WHY,
-            controls=controls,
-            figure="gain",
-        )
-    ]
+    return [judged_row(table, "F4", parts, why=WHY, controls=controls, figure="gain")]
 
 
 def pairs(table: Table) -> list[tuple[str, str]]:

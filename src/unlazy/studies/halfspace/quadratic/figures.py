@@ -11,7 +11,7 @@ from unlazy import plots
 from unlazy.studies.halfspace.quadratic.claims import gain, is_circle, pairs
 from unlazy.studies.halfspace.quadratic.measure import key
 from unlazy.studies.halfspace.quadratic.settings import GATINGS, RULES
-from unlazy.studies.trainings import numbers
+from unlazy.studies.results import numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unlazy.data.dataset import Dataset
-from unlazy.data.files import check_source, overall
+from unlazy.data.files import state_of
 from unlazy.data.images import Images, load_images
 from unlazy.data.relabelled import Cut, Relabelling, cut_classes, relabel
-from unlazy.data.sources import SOURCES
 from unlazy.kernels.compare import kernel_distance, relative_change
 from unlazy.kernels.overlap import overlap_kernel
 from unlazy.kernels.tangent import tangent_kernel
@@ -23,7 +22,6 @@ from unlazy.models.net import GatedNet
 from unlazy.models.spec import NetSpec
 from unlazy.probes import standard
 from unlazy.probes.paths import allocation
-from unlazy.runtime import data_folder
 from unlazy.scope.schedule import Fixed
 from unlazy.scope.scope import Measure
 from unlazy.store import Run
@@ -38,14 +36,8 @@ from unlazy.studies.halfspace.quadratic.settings import (
     parameters,
     picture_recipe,
 )
-from unlazy.studies.trainings import (
-    ACCURACIES,
-    Training,
-    accuracy_on_test_data,
-    accuracy_on_training_data,
-    last,
-    plain,
-)
+from unlazy.studies.results import plain
+from unlazy.studies.trainings import ACCURACIES, Training, accuracy_on_test_data, accuracy_on_training_data, last
 
 KERNEL_EPOCHS = (0, 1, 3, 10, 30, 100)
 
@@ -56,7 +48,7 @@ def left_out(settings: Settings) -> dict[str, str]:
     return {
         task: f"the files of {images} are not in the data folder"
         for task, images in sources.items()
-        if images in SOURCES and overall(check_source(SOURCES[images], data_folder())) != "present"
+        if state_of(images) != "present"
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from unlazy.models.spec import NetSpec
 from unlazy.runtime import InputError, require
 from unlazy.studies.halfspace.circle.settings import PRESETS, Stack
 from unlazy.studies.halfspace.circle.settings import Settings as CircleSettings
+from unlazy.studies.settings import all_known, plain_settings
 from unlazy.training.ensemble import Member
 from unlazy.training.fit import Recipe
 
@@ -51,8 +52,7 @@ class Pictures:
     kernel_images: int = 40
 
     def __post_init__(self) -> None:
-        unknown = [name for name, _ in self.tasks if name not in IMAGE_TASKS]
-        require(not unknown, f"unknown tasks: {', '.join(unknown)}; there are {', '.join(IMAGE_TASKS)}.")
+        all_known("tasks", [name for name, _ in self.tasks], IMAGE_TASKS)
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        plain = asdict(self)
-        plain["circles"]["presets"] = list(self.circles.presets)
-        plain["pictures"]["tasks"] = [list(task) for task in self.pictures.tasks]
-        return plain
+        return plain_settings(self)
 
 
 SCALES = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,8 @@ from unlazy.studies.halfspace.quadratic.figures import draw
 from unlazy.studies.halfspace.quadratic.measure import left_out, measure, trainings
 from unlazy.studies.halfspace.quadratic.settings import SCALES, Settings
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, save, table_of
+from unlazy.studies.results import Progress, conclude, provenance_of, table_of
 from unlazy.studies.trainings import train_all
-
-Progress = Callable[[str, int, int], None]
 
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
@@ -34,20 +32,9 @@ def reproduce(
     """Train what is missing under ``runs``, then write ``results/quadratic/SCALE.json`` and its figures."""
     settings = settings_for(scale, seeds)
     planned = trainings(settings)
-    trained = train_all(
-        planned,
-        runs / "quadratic",
-        "quadratic",
-        scale,
-        workers=workers,
-        progress=lambda done, total: progress("trainings", done, total),
-    )
-    provenance = common_provenance([run.header["provenance"] for run in trained.values()])
-    table = table_of("quadratic", scale, settings.to_dict(), provenance)
+    counted = partial(progress, "trainings")
+    trained = train_all(planned, runs / "quadratic", "quadratic", scale, workers=workers, progress=counted)
+    table = table_of("quadratic", scale, settings.to_dict(), provenance_of(trained.values()))
     table["left_out"] = left_out(settings)
     table["stacks"] = {training.key: measure(training, trained[training.key]) for training in planned}
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    save(results, table, draw(table))
-    progress("drawing", 1, 1)
-    return table
+    return conclude(table, claims, draw, results, progress)

@@ -19,8 +19,9 @@ from unlazy.kernels.tangent import tangent_features
 from unlazy.models.build import build
 from unlazy.models.net import GatedNet
 from unlazy.runtime import short_hash
-from unlazy.store import Run, Writer
+from unlazy.store import Writer
 from unlazy.studies.halfspace.moments import Nets
+from unlazy.studies.trainings import is_finished
 from unlazy.training.ensemble import Member, MemberAdam, batch_order
 
 STUDY = "spectral-bias"
@@ -77,7 +78,7 @@ def losses_by_half(outputs: Float[Tensor, "*times n"], data: Dataset) -> Mapping
 def linearised_run(nets: Nets, runs: Path, scale: str) -> None:
     """Train every seed's linearisation and keep the curves as a run; one that is finished stays as it is."""
     folder, data, recipe = linearised_folder(nets, runs), nets.data(), nets.recipe()
-    if (folder / "status.json").exists() and Run(folder).status()["state"] == "finished":
+    if is_finished(folder):
         return
     plain = _recipe(nets)
     header = {

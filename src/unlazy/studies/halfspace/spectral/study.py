@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, summary
-from unlazy.runtime import require
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.measure import HALF_FITTED, PLATEAU
-from unlazy.studies.halfspace.moments import ARMS, Nets, curve, numbers, plain, train_all
+from unlazy.studies.halfspace.moments import ARMS, Nets, Networks, begun, curve, numbers, train_all
 from unlazy.studies.halfspace.spectral.figures import draw
 from unlazy.studies.halfspace.spectral.linear import FLOW_TIMES, STUDY, flow_curves, linearised_folder, linearised_run
-from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, judged_row, save, table_of
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import Progress, conclude, judged_row, plain, provenance_of, table_of
 from unlazy.training.sweep import sweep
 
 NOT_THE_SAME = 0.5  # the fixed kernel "does not show the same lead": it shows less than half of it
@@ -30,27 +29,13 @@ LEARNERS = {
 LEVELS = tuple(float(level) for level in np.round(np.geomspace(0.5, 0.005, 25), 5))  # of the top half's loss
 Values = NDArray[np.float64]
 Curves = Mapping[str, Values]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Networks):
     """One scale of the study."""
 
-    seeds: int
-    epochs: int
-    width: int = 16
-    depth: int = 5
-    presets: tuple[str, ...] = ("author", "pilot")
     arms: tuple[str, ...] = ("pwc", "dlgn", "relu", "pwc-large", "relu-large", "pwc-equal", "relu-equal")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    def networks(self) -> list[Nets]:
-        sizes = (self.seeds, self.epochs, self.width, self.depth)
-        return [Nets(preset, arm, *sizes) for preset in self.presets for arm in self.arms]
 
 
 SCALES = {
@@ -66,30 +51,19 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Train what is missing under ``runs``, then write ``results/spectral-bias/SCALE.json`` and its figures."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is not None:
-        require(seeds >= 1, f"seeds must be at least 1, got {seeds}.")
-        settings = replace(settings, seeds=seeds)
+    settings = settings_of(SCALES, scale, seeds)
     todo = settings.networks()
     trained = train_all(todo, runs, scale, workers, progress)
-
-    def tick() -> None:
-        done = sum((linearised_folder(nets, runs) / "status.json").exists() for nets in todo)
-        progress("linearised networks", done, len(todo))
-
-    sweep(linearised_run, [(nets, runs, scale) for nets in todo], workers, tick)
-    linear = {nets.key: Run(linearised_folder(nets, runs)) for nets in todo}
-    headers = [run.header["provenance"] for run in (*trained.values(), *linear.values())]
-    table = table_of(STUDY, scale, settings.to_dict(), common_provenance(headers)) | {
-        "levels": list(LEVELS),
-        "networks": {},
-    }
+    folders = {nets.key: linearised_folder(nets, runs) for nets in todo}
+    jobs = [(nets, runs, scale) for nets in todo]
+    sweep(linearised_run, jobs, workers, lambda: progress("linearised networks", begun(folders.values()), len(todo)))
+    linear = {key: Run(folder) for key, folder in folders.items()}
+    made_by = provenance_of([*trained.values(), *linear.values()])
+    table = table_of(STUDY, scale, settings.to_dict(), made_by) | {"levels": list(LEVELS), "networks": {}}
     for number, nets in enumerate(todo, 1):
         table["networks"][nets.key] = measure(nets, trained[nets.key], linear[nets.key])
         progress("measuring", number, len(todo))
-    table["claims"] = claims(table)
-    save(results, table, draw(table, todo, trained, linear))
-    return table
+    return conclude(table, claims, lambda table: draw(table, todo, trained, linear), results, progress)
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -179,15 +153,7 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
         "start does not explain is that the network then learns the fast half too. With a large start both head starts are "
         "shorter, the kernel's a little more so."
     )
-    row = judged_row(
-        results,
-        "C29",
-        parts,
-        why=why,
-        controls=controls,
-        figure="lead",
-    )
-    return [row]
+    return [judged_row(results, "C29", parts, why=why, controls=controls, figure="lead")]
 
 
 def _parts(entry: Mapping[str, Any], learner: str) -> list[Part]:

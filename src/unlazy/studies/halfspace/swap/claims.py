@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy.claims.verdict import Part, Row, summary
-from unlazy.studies.halfspace.circle.settings import ARMS, own_beta
+from unlazy.studies.halfspace.circle.settings import ARMS, beta_words, own_beta
 from unlazy.studies.halfspace.swap.measure import LEVELS, key
 from unlazy.studies.halfspace.swap.settings import FROZEN, TRAINED
-from unlazy.studies.results import judged_row
-from unlazy.studies.trainings import numbers
+from unlazy.studies.results import judged_row, numbers
 
 Table = Mapping[str, Any]
 WHY = (
@@ -49,16 +48,7 @@ def claims(table: Table) -> list[Row]:
                 words = f"{name}: until the loss is back at its level before the swap"
                 parts.append(Part(words, ">", before, "epochs", back, after))
             controls += _controls(name, arm, values)
-    return [
-        judged_row(
-            table,
-            "F6",
-            parts,
-            why=WHY,
-            controls=controls,
-            figure="paths",
-        )
-    ]
+    return [judged_row(table, "F6", parts, why=WHY, controls=controls, figure="paths")]
 
 
 def _controls(name: str, arm: str, values: Mapping[str, NDArray[np.float64]]) -> list[Row]:
@@ -87,8 +77,7 @@ def _controls(name: str, arm: str, values: Mapping[str, NDArray[np.float64]]) ->
 
 
 def stack_name(preset: str, arm: str) -> str:
-    beta = own_beta(preset, arm)
-    return f"{preset}, {ARMS[arm].label}" + ("" if beta is None else f", beta {beta:g}")
+    return f"{preset}, {ARMS[arm].label}{beta_words(own_beta(preset, arm))}"
 
 
 def _values(table: Table, preset: str, arm: str) -> dict[str, NDArray[np.float64]]:

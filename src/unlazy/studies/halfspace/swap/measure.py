@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import PRESETS
 from unlazy.studies.halfspace.swap.settings import Settings, swapped
-from unlazy.studies.trainings import Training, plain, side_by_side, train_all
-from unlazy.training.fit import Recipe
+from unlazy.studies.results import plain
+from unlazy.studies.trainings import Training, side_by_side, train_all
+from unlazy.training.fit import Progress, Recipe
 
 LEVEL_EPOCHS = 10  # the level before the swap is the median loss of so many epochs
 LEVELS = (0.05, 0.01)  # a tenth of the loss before training, and the paper's "learned"
-Progress = Callable[[int, int], None]
 Array = NDArray[np.float64]
 
 

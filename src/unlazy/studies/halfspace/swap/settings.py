@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unlazy.data.dataset import Dataset
 from unlazy.runtime import require
 from unlazy.studies.halfspace.circle.settings import ARMS, PRESETS, Stack
 from unlazy.studies.halfspace.circle.settings import Settings as CircleSettings
+from unlazy.studies.settings import all_known, plain_settings
 from unlazy.training.fit import Recipe
 
 TRAINED = ("relu", "pwc", "dlgn", "pwc-hard")
@@ -35,13 +36,12 @@ class Settings:
         require(
             self.after >= self.before, "train at least as long after the swap as before it, or nothing can be told."
         )
-        for name, known in (("presets", PRESETS), ("arms", ARMS)):
-            unknown = [entry for entry in getattr(self, name) if entry not in known]
-            require(not unknown, f"unknown {name}: {', '.join(unknown)}; there are {', '.join(known)}.")
+        all_known("presets", self.presets, PRESETS)
+        all_known("arms", self.arms, ARMS)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return plain_settings(self)
 
     def recipe(self, preset: str, arm: str) -> Recipe:
         """The circle study's recipe with every seed twice: two targets side by side."""

@@ -97,13 +97,9 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
 
 
 def _row(table: Table, claim: str, parts: list[Part], why: str, controls: list[Row]) -> Row:
+    judged = parts if table.judged() else []
     return judged_row(
-        table.results,
-        claim,
-        parts if table.judged() else [],
-        why=why,
-        controls=controls,
-        figure=FIGURE_OF[table.results["study"]],
+        table.results, claim, judged, why=why, controls=controls, figure=FIGURE_OF[table.results["study"]]
     )
 
 
@@ -150,13 +146,17 @@ def _c20(table: Table) -> Row:
     return _row(table, "C20", parts, why, _accuracies(table, (*GATED, "dlgn-hard", "pwc-hard")))
 
 
+def _far_above(table: Table, linear: str, words: str) -> list[Part]:
+    """How far each of the three lies above a linear model in test accuracy."""
+    pairs = {model: table.percent((model, linear)) for model in GATED}
+    return [
+        Part(f"{MODELS[model]} above {words} in test accuracy", ">", FAR_BEHIND, "points", own - other)
+        for model, (own, other) in pairs.items()
+    ]
+
+
 def _c21(table: Table) -> Row:
-    parts = []
-    for model in GATED:
-        other, linear = table.percent((model, "dln"))
-        parts.append(
-            Part(f"{MODELS[model]} above deep linear in test accuracy", ">", FAR_BEHIND, "points", other - linear)
-        )
+    parts = _far_above(table, "dln", "deep linear")
     why = (
         f"Test accuracy of the deep linear network: {_said(table.percent(('dln',))[0])} %. Run: "
         f"{table.length((*GATED, 'dln'))}."
@@ -185,12 +185,7 @@ def _c22(table: Table) -> Row:
 
 
 def _c23(table: Table) -> Row:
-    parts = []
-    for model in GATED:
-        other, linear = table.percent((model, "tangent"))
-        parts.append(
-            Part(f"{MODELS[model]} above the linear model in test accuracy", ">", FAR_BEHIND, "points", other - linear)
-        )
+    parts = _far_above(table, "tangent", "the linear model")
     why = (
         f"Test accuracy of ridge least squares on the tangent features of the untrained ReLU network: "
         f"{_said(table.percent(('relu', 'tangent'))[1])} %; with the trace kernel "

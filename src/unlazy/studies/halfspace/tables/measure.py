@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from unlazy.models.conv import GatedImageNet
 from unlazy.models.folding import half_space_normals
 from unlazy.runtime import InputError, require
 from unlazy.training.batches import DeviceImages
-from unlazy.training.images import exact_float32
+from unlazy.training.images import exact_float32, now
 
 RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)  # relative to the mean diagonal
 HELD_OUT = 0.1  # of the training images, to choose the ridge
@@ -151,20 +150,14 @@ def images_per_second(net: GatedImageNet, images: Images, device: str, repeats: 
     data = DeviceImages.put(images, device, standardise=False)
     x = data.floats(data.pixels)
     net = net.to(device).eval()
-    taken = []
+    taken, cuda = [], torch.device(device).type == "cuda"
     with torch.no_grad():
         for _ in range(repeats + 1):
-            started = _now(device)
+            started = now(cuda)
             for part in x.split(1000):
                 net(part)
-            taken.append(_now(device) - started)
+            taken.append(now(cuda) - started)
     return len(images) / min(taken[1:])
-
-
-def _now(device: str) -> float:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _right(scores: Float[Tensor, "n o"], labels: Int64[Tensor, "n"]) -> float:

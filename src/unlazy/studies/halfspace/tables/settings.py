@@ -11,7 +11,7 @@ The paper gives layouts and, for its first table, Adam at 2e-4; it gives no reci
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from unlazy.models.conv import ImageSpec, build_images, conv_spec
 from unlazy.models.gates import HardGate, SoftGate
 from unlazy.models.resnet import resnet34_spec, resnet110_spec
 from unlazy.runtime import UnlazyError, require, short_hash
+from unlazy.studies.settings import at_least_one, plain_settings
 from unlazy.training.images import ImageRecipe
 
 MODELS = {
@@ -70,8 +71,7 @@ class Settings:
         unknown = [name for name in self.models if name not in MODELS] + [x for x in self.layouts if x not in LAYOUTS]
         require(not unknown, f"unknown models or layouts: {', '.join(unknown)}.")
         require(all(layout in self.epochs for layout in self.layouts), "epochs must name every layout.")
-        for name in ("seeds", "images", "test_images", "batch"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        at_least_one(self, "seeds", "images", "test_images", "batch")
 
     @property
     def study(self) -> str:
@@ -79,7 +79,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return plain_settings(self)
 
 
 TABLE1_MODELS = ("relu", "dlgn", "pwc", "dln", "tangent", "dlgn-hard", "pwc-hard", "trace", "relu-wide")

@@ -14,8 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,7 @@ from unlazy.studies.halfspace.tables.figures import draw, normals
 from unlazy.studies.halfspace.tables.settings import SCALES, Settings, available
 from unlazy.studies.halfspace.tables.train import load, run
 from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, save, table_of
-
-Progress = Callable[[str, int, int], None]
+from unlazy.studies.results import Progress, common_provenance, conclude, table_of
 
 
 def settings_for(
@@ -74,30 +73,22 @@ def reproduce_table(
         )
     else:
         device = "cuda" if scale == "paper" else "cpu"
-        cells = run(
-            settings,
-            path,
-            scale,
-            device=device,
-            runs=runs / settings.study,
-            progress=lambda done, total: progress("networks", done, total),
-        )
-    made = table_of(
-        settings.study, scale, settings.to_dict(), common_provenance([cell["provenance"] for cell in cells])
-    )
-    made["cells"] = cells
+        counted = partial(progress, "networks")
+        cells = run(settings, path, scale, device=device, runs=runs / settings.study, progress=counted)
+    made_by = common_provenance([cell["provenance"] for cell in cells])
+    made = table_of(settings.study, scale, settings.to_dict(), made_by) | {"cells": cells}
     if table == 1:
         made["dynamics"] = followed(settings, scale, runs / settings.study, results / settings.study, workers)
-    made["claims"] = claims(made)
-    progress("drawing", 0, 1)
-    figures = draw(made)
     kept = results / settings.study / f"{scale}-normals.npz"
-    if kept.exists():
-        with np.load(kept) as pictures:
-            figures[f"{settings.study}_normals"] = normals(dict(pictures))
-    save(results, made, figures)
-    progress("drawing", 1, 1)
-    return made
+    return conclude(made, claims, lambda table: draw(table) | _normals(settings.study, kept), results, progress)
+
+
+def _normals(study: str, kept: Path) -> dict[str, Any]:
+    """The figure of half-space normals, where they were kept."""
+    if not kept.exists():
+        return {}
+    with np.load(kept) as pictures:
+        return {f"{study}_normals": normals(dict(pictures))}
 
 
 def followed(settings: Settings, scale: str, runs: Path, results: Path, workers: int) -> dict[str, Any] | None:

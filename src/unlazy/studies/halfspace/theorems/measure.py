@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +18,8 @@ from unlazy.studies.halfspace.theorems.settings import KINDS, Settings, Size
 from unlazy.studies.halfspace.theorems.train import Job
 from unlazy.theory.regions import circle_pieces, count_path_parts
 from unlazy.theory.value_kernel import draw_value_kernels, expected_value_kernel
+from unlazy.training.fit import Progress
 
-Progress = Callable[[int, int], None]
 Values = dict[str, list[float]]
 
 
@@ -166,14 +165,3 @@ def _trace_ratio(drawn: Tensor, wanted: Tensor) -> tuple[float, float]:
 def _upper(kernel: Tensor) -> list[float]:
     rows, columns = torch.triu_indices(*kernel.shape)
     return kernel[rows, columns].tolist()
-
-
-def plain(value: Any, digits: int = 6) -> Any:
-    """JSON numbers of a few digits; ``None`` for what is none."""
-    if isinstance(value, dict):
-        return {key: plain(entry, digits) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(entry, digits) for entry in value]
-    if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if np.isfinite(value) else None
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unlazy.models.gates import HardGate, SoftGate
@@ -10,6 +10,7 @@ from unlazy.models.spec import NetSpec, deep_linear_spec, relu_spec
 from unlazy.runtime import require
 from unlazy.studies.halfspace.circle.settings import Settings as CircleSettings
 from unlazy.studies.halfspace.circle.settings import Stack
+from unlazy.studies.settings import at_least_one, plain_settings
 from unlazy.training.fit import Recipe
 
 Size = tuple[int, int, int]  # inputs, units per layer, gated layers
@@ -65,8 +66,7 @@ class Settings:
     presets: tuple[str, ...] = ("author", "pilot")
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "trained", "epochs", "draws", "points", "law_points"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)!r}.")
+        at_least_one(self, "seeds", "trained", "epochs", "draws", "points", "law_points")
         late = [epoch for epoch in (*self.looks, *self.law_epochs) if not 0 <= epoch <= self.epochs]
         require(not late, f"looks lie between epochs 0 and {self.epochs}, not at {late}.")
         require(set(self.law_epochs) <= set(self.looks), "law_epochs must be among looks.")
@@ -75,9 +75,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        plain = asdict(self)
-        plain["sizes"] = [list(size) for size in self.sizes]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+        return plain_settings(self)
 
     def stacks(self) -> list[Stack]:
         """The trainings, with the circle study's recipes: ReLU nets and constant-expert DLGNs at the preset's slope."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from unlazy.studies.halfspace.theorems.figures import draw
 from unlazy.studies.halfspace.theorems.measure import (
     law,
     law_on_random_networks,
-    plain,
     random_networks,
     regions,
     worked_examples,
@@ -21,9 +20,7 @@ from unlazy.studies.halfspace.theorems.measure import (
 from unlazy.studies.halfspace.theorems.settings import LAW_STACK, SCALES, Settings
 from unlazy.studies.halfspace.theorems.train import train
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import common_provenance, save, table_of
-
-Progress = Callable[[str, int, int], None]
+from unlazy.studies.results import Progress, conclude, plain, provenance_of, table_of
 
 
 def settings_for(scale: str, seeds: int | None) -> Settings:
@@ -36,29 +33,17 @@ def reproduce(
 ) -> dict[str, Any]:
     """Train what is missing under ``runs``, then write ``results/theorems/SCALE.json`` and its figures."""
     settings = settings_for(scale, seeds)
-    jobs = train(
-        settings,
-        runs / "theorems",
-        scale,
-        workers=workers,
-        progress=lambda done, total: progress("epochs", done, total),
-    )
+    jobs = train(settings, runs / "theorems", scale, workers=workers, progress=partial(progress, "epochs"))
     looks, counter = len(jobs) * len(settings.looks) + len(settings.law_epochs), itertools.count(1)
 
     def looked() -> None:
         progress("measuring", next(counter), looks)
 
-    provenance = common_provenance([Run(job.folder).header["provenance"] for job in jobs])
-    table = table_of("theorems", scale, settings.to_dict(), provenance)
-    table["networks"] = random_networks(settings, lambda done, total: progress("random networks", done, total))
+    table = table_of("theorems", scale, settings.to_dict(), provenance_of(Run(job.folder) for job in jobs))
+    table["networks"] = random_networks(settings, partial(progress, "random networks"))
     table["examples"] = worked_examples(settings)
     table["regions"] = {job.stack.key: regions(job, looked) for job in jobs}
     (bias_free,) = [job for job in jobs if job.stack.key == LAW_STACK]
     table["law"] = {"stack": LAW_STACK} | law(bias_free, settings, looked)
     table["law_networks"] = law_on_random_networks(settings)
-    table = plain(table)
-    table["claims"] = claims(table)
-    progress("drawing", 0, 1)
-    save(results, table, draw(table))
-    progress("drawing", 1, 1)
-    return table
+    return conclude(plain(table, digits=6), claims, draw, results, progress)

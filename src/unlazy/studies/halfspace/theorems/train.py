@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from unlazy.scope.scope import Measure
 from unlazy.store import Run
 from unlazy.studies.halfspace.circle.settings import Stack
 from unlazy.studies.halfspace.theorems.settings import Settings
+from unlazy.studies.trainings import steps_done
 from unlazy.training.ensemble import stack_of
-from unlazy.training.fit import fit
+from unlazy.training.fit import Progress, fit
 from unlazy.training.sweep import sweep
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,7 @@ def train(
 
     def tick() -> None:
         if progress is not None:
-            finished = [job for job in todo if (job.folder / "status.json").exists()]
-            done = sum(int(Run(job.folder).status()["step"]) // job.unit for job in finished)
-            progress(done, settings.epochs * len(todo))
+            progress(sum(steps_done(job.folder) // job.unit for job in todo), settings.epochs * len(todo))
 
     sweep(Job.train, [(job, scale) for job in todo], workers, tick)
     return todo

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from unlazy.scope.thresholds import FILE, Thresholds
 from unlazy.scope.verdict import judge
 from unlazy.store import write_file
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import Table, common_provenance, save, table_of
+from unlazy.studies.results import Progress, Table, common_provenance, conclude, plain, table_of
 from unlazy.studies.scope.calibration.cells import measure_cell
 from unlazy.studies.scope.calibration.figures import figures
 from unlazy.studies.scope.calibration.fitting import alone, fit_thresholds, score, told, truth
@@ -29,13 +29,7 @@ REPOSITORY = FILE.parents[3] / "results"
 
 
 def reproduce(
-    scale: str,
-    *,
-    runs: Path,
-    results: Path,
-    seeds: int | None = None,
-    workers: int = 1,
-    progress: Callable[[str, int, int], None],
+    scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Measure what is missing, fit, score, draw. In a checkout the paper scale renews the package's thresholds."""
     settings = settings_of(SCALES, scale, seeds)
@@ -57,8 +51,7 @@ def reproduce(
     table |= {"words": {"lazy_gap": LAZY_GAP, "rich_gap": RICH_GAP}, "fitted": FITTED, "scored": SCORED}
     table |= {"rows": rows, "widths": widths | fitted_exponents(widths)}
     table |= judged(rows, scale)
-    table["claims"] = claims(table)
-    save(results, table, figures(table))
+    conclude(table, claims, figures, results, progress)
     text = thresholds_text(table)
     if text is not None:
         write_file(results / NAME / "thresholds.json", text)
@@ -77,7 +70,7 @@ def row_of(cell: Cell, measured: Mapping[str, Any]) -> dict[str, Any]:
     kept = dict(measured["readings"], curves={}, groups={})
     row = {name: measured[name] for name in ("gap", "size", "linearised_loss", "learning_rate")}
     row |= {"cell": cell.to_dict(), "role": cell.role, "readings": kept}
-    return {**_short(row), "provenance": measured["provenance"]}
+    return {**plain(row), "provenance": measured["provenance"]}
 
 
 def judged(rows: Sequence[Mapping[str, Any]], scale: str) -> Table:
@@ -143,11 +136,3 @@ def thresholds_text(table: Mapping[str, Any]) -> bytes | None:
     if table["thresholds"] is None:
         return None
     return (json.dumps(table["thresholds"], indent=2) + "\n").encode()
-
-
-def _short(entry: Any) -> Any:
-    if isinstance(entry, Mapping):
-        return {name: _short(value) for name, value in entry.items()}
-    if isinstance(entry, list | tuple):
-        return [_short(value) for value in entry]
-    return float(f"{entry:.5g}") if isinstance(entry, float) else entry

@@ -15,14 +15,16 @@ from unlazy.kernels.compare import alignment, centered_alignment, kernel_distanc
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.build import build
 from unlazy.store import Run
-from unlazy.studies.tangent.label_alignment.train import TASKS, Progress, Settings, images
+from unlazy.studies.results import Progress
+from unlazy.studies.tangent.images import twos_and_threes
+from unlazy.studies.tangent.label_alignment.train import TASKS, Settings
 
 NEAR, NEAREST, FAR = 0.1, 0.02, 0.5  # shares of the images: those nearest to y = 0, and those farthest from it
 
 
 def measure(settings: Settings, run: Run, progress: Progress) -> tuple[dict[str, Any], dict[str, Any]]:
     """``VALUE_TASK`` by name, one per seed; and for the figures the kernels and curves of the first seed."""
-    x = images(settings)[0][: settings.looked_at].to(settings.device)
+    x = twos_and_threes(settings.data, settings.images)[0][: settings.looked_at].to(settings.device)
     spec = settings.spec(x.shape[1])
     smooth = run.array("smooth", 0)[:, : settings.looked_at, 0]  # [seeds, n]
     kept = [run.checkpoint(epoch) for epoch in settings.trajectory()]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unlazy.claims.verdict import Part, Row, summary
-from unlazy.studies.registry import check_scale
-from unlazy.studies.results import common_provenance, judged_row, save, table_of
+from unlazy.studies.registry import settings_of
+from unlazy.studies.results import Progress, conclude, judged_row, provenance_of, table_of
 from unlazy.studies.tangent.label_alignment.figures import draw
 from unlazy.studies.tangent.label_alignment.measure import measure
-from unlazy.studies.tangent.label_alignment.train import STUDY, TASKS, Progress, Settings, train
+from unlazy.studies.tangent.label_alignment.train import STUDY, TASKS, Settings, train
 
 HIGHER, PEAKS, FALLS, MUCH_BETTER = 0.0, 1.0, 0.0, 10.0
 SCALES = {
@@ -40,15 +40,12 @@ def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
     """Train what is missing under ``runs``, then write ``results/label-alignment/SCALE.json`` and its figures."""
-    settings = SCALES[check_scale(scale)]
-    if seeds is not None:
-        settings = replace(settings, seeds=seeds)
+    settings = settings_of(SCALES, scale, seeds)
     run = train(settings, runs, scale, progress)
-    table = table_of(STUDY, scale, asdict(settings), common_provenance([run.header["provenance"]]))
+    table = table_of(STUDY, scale, asdict(settings), provenance_of([run]))
     table["values"], shown = measure(settings, run, progress)
     table["run"] = run.id
-    table["claims"] = claims(table)
-    return save(results, table, draw(table, shown))
+    return conclude(table, claims, lambda table: draw(table, shown), results, progress)
 
 
 def claims(table: Mapping[str, Any]) -> list[Row]:

@@ -13,19 +13,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unlazy import runtime
-from unlazy.data.images import load_images
 from unlazy.models.build import build_stack
 from unlazy.models.net import GatedNet
 from unlazy.models.spec import Init, NetSpec, relu_spec
 from unlazy.runtime import require, short_hash, stream
 from unlazy.store import Run, Writer
+from unlazy.studies.results import Progress
+from unlazy.studies.tangent.images import twos_and_threes
+from unlazy.studies.trainings import is_finished
 from unlazy.training.ensemble import Member, batch_order
 
 STUDY = "label-alignment"
 RATE, MOMENTUM = 0.1, 0.9
 TASKS = ("smooth", "sign")
 RESUME_EPOCHS = 50  # a training that is cut off goes back by fewer
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -70,22 +71,12 @@ class Settings:
         return [0, *doubling, self.epochs]
 
 
-def images(settings: Settings) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n"]]:
-    """Digits 2 (-1) and 3 (+1), each image minus its mean and of length 1."""
-    data = load_images(settings.data)
-    data = data.take((data.labels == 2) | (data.labels == 3))
-    require(settings.images <= len(data), f"{settings.data} has {len(data)} twos and threes, not {settings.images}.")
-    x = data.flat()[: settings.images]
-    x = x - x.mean(1, keepdim=True)
-    return x / x.norm(dim=1, keepdim=True), 2.0 * (data.labels[: settings.images] == 3).float() - 1
-
-
 def train(settings: Settings, runs: Path, scale: str, progress: Progress) -> Run:
     """All seeds and both tasks as one stack, smooth first; a run that was cut off goes on, to the same bits."""
     folder = runs / STUDY / f"networks-{short_hash(settings.recipe())}"
-    if (folder / "status.json").exists() and Run(folder).status()["state"] == "finished":
+    if is_finished(folder):
         return Run(folder)
-    x, labels = (tensor.to(settings.device) for tensor in images(settings))
+    x, labels = (tensor.to(settings.device) for tensor in twos_and_threes(settings.data, settings.images))
     seeds = list(range(settings.seeds))
     header = {
         "kind": "train",

@@ -1,33 +1,9 @@
-"""The claims of the three papers as data: what is claimed, where, and which study judges it."""
+"""The claims of the half-space paper, and the failure cases and checks named in its published summary."""
 
-from dataclasses import dataclass
+from unlazy.claims.catalogue.claim import Claim
 
-
-@dataclass(frozen=True)
-class Claim:
-    """One statement that a study finds to hold, to hold partly, or to fail.
-
-    id: short name. C1, C2, ... and F1, F2, ... belong to the half-space paper (F: failure cases and checks
-        named in its published summary), B1, ... to the emergence paper, L1, ... to the tangent paper.
-    paper: "half-space" (Half-Space Feature Learning in Neural Networks), "emergence" (A Theoretical Analysis
-        on Feature Learning in Neural Networks) or "tangent" (An Adaptive Tangent Feature Perspective of
-        Neural Networks).
-    where: the theorem, figure, table or section that makes the claim, or the kind of source.
-    statement: the claim in one sentence of our own that can be true or false.
-    paper_value: what the paper gives or implies, in a few words; "no number" where it gives none.
-    study: the name of the study that judges it.
-    """
-
-    id: str
-    paper: str
-    where: str
-    statement: str
-    paper_value: str
-    study: str
-
-
-CATALOGUE: tuple[Claim, ...] = (
-    # Half-space paper: identities and geometry.
+HALF_SPACE: tuple[Claim, ...] = (
+    # Identities and geometry.
     Claim(
         id="C1",
         paper="half-space",
@@ -95,7 +71,7 @@ CATALOGUE: tuple[Claim, ...] = (
         paper_value="exact count 2^((m-1)(L-1))",
         study="theorems",
     ),
-    # Half-space paper: the circle.
+    # The circle.
     Claim(
         id="C7",
         paper="half-space",
@@ -197,7 +173,7 @@ CATALOGUE: tuple[Claim, ...] = (
         paper_value="later layers more clustered; no number",
         study="circle",
     ),
-    # Half-space paper: relabelled Fashion-MNIST.
+    # Relabelled Fashion-MNIST.
     Claim(
         id="C16",
         paper="half-space",
@@ -243,7 +219,7 @@ CATALOGUE: tuple[Claim, ...] = (
         paper_value="initial spread below about 1 %, blocks later",
         study="fashion",
     ),
-    # Half-space paper: convolutional and residual networks.
+    # Convolutional and residual networks.
     Claim(
         id="C20",
         paper="half-space",
@@ -322,7 +298,7 @@ CATALOGUE: tuple[Claim, ...] = (
         paper_value="exact",
         study="theorems",
     ),
-    # Half-space paper: its thesis, taken apart.
+    # Its thesis, taken apart.
     Claim(
         id="C27",
         paper="half-space",
@@ -356,7 +332,7 @@ CATALOGUE: tuple[Claim, ...] = (
         paper_value="implied; no number",
         study="spectral-bias",
     ),
-    # Half-space paper: failure cases and further checks.
+    # Failure cases and further checks.
     Claim(
         id="F1",
         paper="half-space",
@@ -420,275 +396,4 @@ CATALOGUE: tuple[Claim, ...] = (
         paper_value="check proposed; no number",
         study="swap",
     ),
-    # Emergence paper.
-    Claim(
-        id="B1",
-        paper="emergence",
-        where="Lemma 4",
-        statement=(
-            "For pattern data whose label depends on the number of relevant patterns among k, an explicit "
-            "two-layer network of 3(k+1) truncated-ReLU neurons, all along the sum of the relevant patterns, "
-            "has zero hinge loss with outer weights of at most 32k and biases between 1/(32k) and 1/2 in "
-            "size."
-        ),
-        paper_value="exact",
-        study="lemmas",
-    ),
-    Claim(
-        id="B2",
-        paper="emergence",
-        where="Sec. 5",
-        statement=(
-            "With the mirrored initialisation the network is zero everywhere, and the first gradient of each "
-            "neuron is minus its outer weight times the mean of label times input times activation slope."
-        ),
-        paper_value="exact",
-        study="lemmas",
-    ),
-    Claim(
-        id="B3",
-        paper="emergence",
-        where="Lemma 5",
-        statement=(
-            "The first gradient step has nearly equal components along all relevant patterns and much "
-            "smaller ones along the others."
-        ),
-        paper_value="about beta gamma / sigma~ inside, much smaller outside",
-        study="lemmas",
-    ),
-    Claim(
-        id="B4",
-        paper="emergence",
-        where="Lemma 6",
-        statement=(
-            "The ratio of the largest gradient component along an irrelevant pattern to the mean component "
-            "along the relevant ones is smaller in the second step than in the first."
-        ),
-        paper_value="strictly smaller",
-        study="lemmas",
-    ),
-    Claim(
-        id="B5",
-        paper="emergence",
-        where="Fig. 2",
-        statement=(
-            "After two gradient steps on structured parity data the weight vector of every neuron has an "
-            "absolute cosine above 0.99 with the sum of the relevant patterns."
-        ),
-        paper_value="above 0.99",
-        study="weights",
-    ),
-    Claim(
-        id="B6",
-        paper="emergence",
-        where="Sec. 6",
-        statement=(
-            "A classifier trained on the neurons after one step is near chance on structured parity data, "
-            "and one trained on the neurons after two steps is near perfect."
-        ),
-        paper_value="about 52 / about 100 % test",
-        study="weights",
-    ),
-    Claim(
-        id="B7",
-        paper="emergence",
-        where="Fig. 1",
-        statement="A trained two-layer network reaches nearly 100 % test accuracy on structured parity data.",
-        paper_value="near 100 % test",
-        study="fixed-features",
-    ),
-    Claim(
-        id="B8",
-        paper="emergence",
-        where="Fig. 1",
-        statement=(
-            "On structured parity data the same network linearised at initialisation and random features "
-            "with a trained readout stay clearly below the trained network in test accuracy."
-        ),
-        paper_value="clearly lower; the correlated part alone allows about 75 %",
-        study="fixed-features",
-    ),
-    Claim(
-        id="B9",
-        paper="emergence",
-        where="Fig. 1",
-        statement=(
-            "On parity data whose inputs carry no structure the trained network, its linearisation and "
-            "random features all stay near chance."
-        ),
-        paper_value="near 50 % test",
-        study="fixed-features",
-    ),
-    Claim(
-        id="B10",
-        paper="emergence",
-        where="Thm 2",
-        statement=(
-            "Whatever N fixed features with values in [-1, 1] and readout of norm at most B are taken, some "
-            "choice of k relevant patterns among D (k odd, 3 < k <= D/16) gives structured parity data on "
-            "which the hinge loss is at least p_o (1 - sqrt(2N) B / 2^k), p_o being the share of "
-            "unstructured inputs."
-        ),
-        paper_value="bound never violated",
-        study="fixed-features",
-    ),
-    Claim(
-        id="B11",
-        paper="emergence",
-        where="Fig. 3",
-        statement=(
-            "The first-layer weights of a two-layer network trained to tell MNIST digits 0 and 1 apart "
-            "gather into two clusters of direction within the first steps."
-        ),
-        paper_value="two clusters; no number",
-        study="clusters",
-    ),
-    Claim(
-        id="B12",
-        paper="emergence",
-        where="Fig. 4",
-        statement=(
-            "A student trained on teacher-labelled natural images mixed with Gaussian noise learns the noise "
-            "part worse than the image part, and the whole worse than a network trained on the images alone."
-        ),
-        paper_value="ordering; strong on CIFAR-10 and SVHN, weak on MNIST",
-        study="teacher-student",
-    ),
-    # Tangent paper.
-    Claim(
-        id="L1",
-        paper="tangent",
-        where="Thm 1",
-        statement=(
-            "Minimising jointly over the coefficients and an unrestricted linear transformation of the "
-            "tangent features, with a spectral penalty on the latter, has the closed-form optimum made of "
-            "the min-norm solution and one stretched direction."
-        ),
-        paper_value="equality",
-        study="adaptive",
-    ),
-    Claim(
-        id="L2",
-        paper="tangent",
-        where="Thm 1",
-        statement=(
-            "Adapting the tangent features by an unrestricted linear transformation leaves the fitted "
-            "function equal to the min-norm fit with the original features."
-        ),
-        paper_value="exact",
-        study="adaptive",
-    ),
-    Claim(
-        id="L3",
-        paper="tangent",
-        where="Thm 2",
-        statement=(
-            "With one left and one right transformation per layer the joint cost of a given update matrix, "
-            "minimised over all its factorisations, equals an effective penalty summed over its singular "
-            "values, and the optimal transformations follow from its singular vectors."
-        ),
-        paper_value="equality (for fixed update matrices)",
-        study="adaptive",
-    ),
-    Claim(
-        id="L4",
-        paper="tangent",
-        where="Fig. 2",
-        statement=(
-            "The effective penalties that adaptation induces behave like v^2 near zero and grow more slowly "
-            "than v^2 for large v."
-        ),
-        paper_value="0.670 / 0.890 / 0.669 at v = 1, 6.247 / 4.526 / 3.367 at v = 5",
-        study="penalties",
-    ),
-    Claim(
-        id="L5",
-        paper="tangent",
-        where="abstract",
-        statement=(
-            "The update matrices of the structured adaptive solution have a lower effective rank than those "
-            "of the min-norm tangent solution."
-        ),
-        paper_value="approximately low rank; no number",
-        study="adaptive",
-    ),
-    Claim(
-        id="L6",
-        paper="tangent",
-        where="Fig. 1",
-        statement=(
-            "On MNIST digits 2 and 3 the kernel of a network trained on the signs of a smooth target ends "
-            "more similar to its label kernel than the kernel of one trained on the smooth target itself."
-        ),
-        paper_value="0.17 (smooth) < 0.40 (sign)",
-        study="label-alignment",
-    ),
-    Claim(
-        id="L7",
-        paper="tangent",
-        where="Thm 1",
-        statement=(
-            "The stretch s of the adapted direction, and with it the label-kernel term added to the kernel, "
-            "never falls as the norm of the min-norm solution grows."
-        ),
-        paper_value="monotone",
-        study="adaptive",
-    ),
-    Claim(
-        id="L8",
-        paper="tangent",
-        where="Fig. 3",
-        statement=(
-            "For the sign task the diagonal of the adapted kernel is largest at the difficult points, those "
-            "whose smooth target is near zero."
-        ),
-        paper_value="about 20-32 near zero against 5-8 far from it",
-        study="label-alignment",
-    ),
-    Claim(
-        id="L9",
-        paper="tangent",
-        where="authors' code",
-        statement=(
-            "Tangent features averaged along the straight line from initial to final parameters reproduce "
-            "the learned change of the function much better than the tangent features of any single point on "
-            "it."
-        ),
-        paper_value="exact up to quadrature",
-        study="label-alignment",
-    ),
-    Claim(
-        id="L10",
-        paper="tangent",
-        where="Fig. 4 (arXiv v2)",
-        statement=(
-            "On small training sets from MNIST and CIFAR-10 a linearised network with adaptive features has "
-            "a lower test error than one with fixed features, and both stay far behind the full network."
-        ),
-        paper_value="error at n = 125: MNIST 0.187 / 0.140 / 0.067, CIFAR-10 0.697 / 0.613 / 0.543",
-        study="sample-size",
-    ),
-    Claim(
-        id="L11",
-        paper="tangent",
-        where="derived (for Props 3, 4 and Lemma 5)",
-        statement=(
-            "If the penalties on the factors of the feature transformation grow like powers r_1, r_2, ..., "
-            "the effective penalty grows like v^q with 1/q = 1/2 + (1/r_1 + 1/r_2 + ...)."
-        ),
-        paper_value="q = 1, 2/3 and 1/2 for the three penalties of Fig. 2",
-        study="penalties",
-    ),
 )
-
-_BY_ID: dict[str, Claim] = {claim.id: claim for claim in CATALOGUE}
-
-
-def by_id(claim_id: str) -> Claim:
-    """Return the claim with this id, for example "C9"; raise KeyError when there is none."""
-    try:
-        return _BY_ID[claim_id]
-    except KeyError:
-        nearest = claim_id.strip().upper()
-        hint = f"did you mean {nearest!r}?" if nearest in _BY_ID else f"known ids: {', '.join(_BY_ID)}"
-        raise KeyError(f"no claim has the id {claim_id!r}; {hint}") from None

@@ -1,0 +1,33 @@
+"""Fixtures that several files of tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+import scope_nets
+import studioruns
+from unlazy.studio.payload import Payload
+from unlazy.studio.shelf import Shelf
+
+
+@pytest.fixture
+def mlp() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small network for a scope, with inputs and classes."""
+    return scope_nets.build("mlp")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A folder with a run further down and a smaller one at its top."""
+    studioruns.write_run(tmp_path / "a" / "first")
+    studioruns.write_run(tmp_path / "second", members=3, n=6)
+    return tmp_path
+
+
+@pytest.fixture
+def payload(store: Path) -> Payload:
+    """What the studio says of these runs."""
+    return Payload(Shelf(store))

@@ -1,0 +1,92 @@
+"""When a scope looks and what looking costs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from scope_nets import loop
+from unlazy import Scope
+from unlazy.scope.schedule import UNSEEN, Budget, Paced, Planner
+
+
+def test_gaps_follow_change() -> None:
+    def seen(change: float, last: int = 4000) -> list[int]:
+        pace, steps = Paced(), []
+        for step in range(last):
+            if pace.due(step):
+                steps.append(step)
+                pace.measured(step, change)
+        return steps
+
+    calm, lively, steady = seen(0.0), seen(1.0), seen(0.05)
+    assert calm[:6] == lively[:6] == [0, 1, 2, 3, 4, 5]
+    assert len(calm) < len(steady) < len(lively)
+    assert all(b <= 2 * max(a, 1) + 1 for a, b in itertools.pairwise(calm))  # at least one an octave
+
+
+@pytest.mark.parametrize("cost", [0.001, 0.05, 0.5, 3.0])
+@pytest.mark.parametrize("second_per_step", [0.001, 0.1])
+def test_the_planner_keeps_the_budget_at_every_moment(cost: float, second_per_step: float) -> None:
+    """A simulated training: what was spent never exceeds what is allowed, and the last measurement still fits."""
+    budget = Budget(0.05, grace=1.0, costs={"cheap": cost / 50, "dear": cost, "writing": cost / 100})
+    planner = Planner(budget, frozenset({"cheap"}))
+    planner.measured(0, ["cheap", "dear"], 1.0)
+    whole, full = budget.predict(["cheap", "dear", "writing"]), 0
+    trained = 0.0
+    for step in range(1, round(200 / second_per_step)):
+        trained += second_per_step
+        names = planner.due(step, ["cheap", "dear"], trained)
+        if names:
+            budget.spent += budget.predict([*names, "writing"])
+            full += "dear" in names
+            planner.measured(step, names, 0.5)
+        assert budget.spent + min(whole, 1.0) <= max(1.0, 0.05 * trained) + 1e-9
+    possible = int(UNSEEN * 10 / whole)
+    assert full >= min(12, possible - 1)
+    if full > 12:
+        assert budget.spent > 0.5 * 10 or cost < 0.01  # what there was to spend was spent, unless nothing was due
+
+
+def test_known_steps_allow_an_earlier_look() -> None:
+    budget = Budget(0.05, grace=0.0, costs={"dear": 1.0})
+    assert not budget.affords(["dear"], 10.0, kept_back=1.0)
+    assert budget.affords(["dear"], 10.0, kept_back=1.0, to_come=100.0)
+
+
+def test_it_says_what_looking_cost(mlp) -> None:
+    net, x, y = mlp
+    with Scope(net, (x, y), budget=0.05, strict=True) as scope:
+        loop(net, x, y, scope, range(1, 126), pause=0.002)
+    cost = scope.overhead()
+    assert cost["seconds_training"] > 125 * 0.002
+    assert cost["seconds_measuring"] > 0
+    assert cost["share"] == pytest.approx(cost["seconds_measuring"] / cost["seconds_training"])
+    assert cost["seconds_at_construction"] > 0
+    assert cost["measurements"] == len(scope.history.scalars["loss"]) >= 3
+    assert scope.history.steps[-1] == 125
+
+
+def test_paused_time_is_no_training_time(mlp) -> None:
+    net, x, y = mlp
+    scope = Scope(net, (x, y), strict=True)
+    began = time.perf_counter()
+    with scope.paused():
+        time.sleep(0.2)
+    scope.step(1)
+    assert scope.overhead()["seconds_training"] <= time.perf_counter() - began - 0.2
+
+
+def test_nothing_is_looked_at_when_nothing_is_due(mlp, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x, y = mlp
+    scope = Scope(net, (x, y), budget=1e-9, strict=True)
+    scope._session.budget.grace = 0.0
+    scope.step(1)
+    seen = len(scope.history.steps)
+    monkeypatch.setattr(net, "forward", lambda *_: pytest.fail("the network was called"))
+    for step in range(2, 2002):
+        scope.step(step, loss=0.0)
+    assert len(scope.history.steps) == seen
+    monkeypatch.undo()
