@@ -109,6 +109,16 @@ def test_a_large_output_scale_closes_the_gap(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_busy_machine_measures_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scope takes fewer samples where looking is slow; a study must not."""
+    cell = Cell("relu", "patterns", 1.0, steps=5, rate=1.0)
+    quick = cells.measure_cell(cell, tmp_path / "quick")
+    monkeypatch.setattr("unlazy.scope.measures.LOOK_SECONDS", 1e-9)
+    slow = cells.measure_cell(cell, tmp_path / "slow")
+    changing = {"provenance", "seconds"}
+    assert {k: v for k, v in slow.items() if k not in changing} == {k: v for k, v in quick.items() if k not in changing}
+
+
 # --- fitting -------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.net import GatedNet
 from unlazy.runtime import provenance, short_hash, threads
 from unlazy.scope.history import History
-from unlazy.scope.measures import Instruments
+from unlazy.scope.measures import MOST_ROWS, Instruments
 from unlazy.scope.probe import as_probe, with_columns
 from unlazy.scope.readings import readings
 from unlazy.store import write_file
@@ -89,7 +89,8 @@ def watch(cell: Cell, model: nn.Module, start: nn.Module, work: Task, rate: floa
     probe = as_probe((x, y))
     with torch.no_grad():
         probe = with_columns(probe, model(x))
-    instruments = Instruments(model, probe, ("paths", "tangents"))
+    every_row = dict.fromkeys(MOST_ROWS)  # however long it takes: numbers must not depend on how busy the machine is
+    instruments = Instruments(model, probe, ("paths", "tangents"), rows=every_row)
     for unused in ("paths", "overlap"):
         instruments.looks.pop(unused, None)
     names = {name: inside.nonzero()[:, 0].tolist() for name, inside in probe.groups.items()}
