@@ -2,17 +2,21 @@
 
 Blocks of steps of the two trainings take turns, so that both meet the same machine. Three networks, all views, 128
 probe samples, the default budget. ``python benchmarks/scope.py [mlp] [resnet] [transformer]`` runs some of them and keeps
-the other rows.
+the other rows. ``--device cuda`` trains on a GPU, with deterministic algorithms and for about ``--seconds``, and asks one thing
+more: does a scope that was made before the model moved there see what one made after it sees?
 """
 
 from __future__ import annotations
 
+import argparse
+import fcntl
 import json
-import sys
+import math
+import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unlazy import runtime
+from unlazy.scope.measures import LEAST_ROWS
 from unlazy.scope.scope import Scope
 from unlazy.store import write_file
 
 PROBE, BLOCK, BUDGET = 128, 10, 0.05
-OUT = Path("results/bench/scope.json")
+MOVED_STEPS, GENEROUS = 200, 1.0
 Make = Callable[[], tuple[nn.Module, Tensor, Tensor]]
 
 
@@ -111,7 +116,7 @@ CASES = {
 class Training:
     """One training with its own random stream, advanced a block at a time; clocks run only inside it."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, device: str) -> None:
         torch.manual_seed(0)
         self.net, self.x, self.y = case.make()
         self.optimiser = case.optimiser(self.net.parameters())
@@ -119,13 +124,24 @@ class Training:
         self.random = _streams()
         self.scope: Scope | None = None
         self.scope_cpu = 0.0
+        self.move(device)
+
+    def move(self, device: str) -> None:
+        self.net.to(device)
+        self.x, self.y = self.x.to(device), self.y.to(device)
+
+    def watch(self, folder: Path, probe: int = PROBE, budget: float = BUDGET) -> Scope:
+        rows = torch.linspace(0, len(self.x) - 1, probe, device=self.x.device).long()
+        self.scope = Scope(self.net, (self.x[rows], self.y[rows]), folder, budget=budget, strict=True)
+        return self.scope
 
     def advance(self, steps: int) -> None:
         for put, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), self.random, strict=False):
             put(state)
+        self._settle()
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
-            batch = torch.randint(0, len(self.x), (self.case.batch,))
+            batch = torch.randint(0, len(self.x), (self.case.batch,)).to(self.x.device)
             self.optimiser.zero_grad()
             F.cross_entropy(self.net(self.x[batch]), self.y[batch]).backward()
             self.optimiser.step()
@@ -134,9 +150,14 @@ class Training:
                 before = time.process_time()
                 self.scope.step(self.done)
                 self.scope_cpu += time.process_time() - before
+        self._settle()
         self.wall += time.perf_counter() - wall
         self.cpu += time.process_time() - cpu
         self.random = _streams()
+
+    def _settle(self) -> None:
+        if self.x.is_cuda:
+            torch.cuda.synchronize()
 
 
 def _streams() -> list[Tensor]:
@@ -144,14 +165,11 @@ def _streams() -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
 
 
-def compare(name: str) -> dict[str, Any]:
+def compare(case: Case, device: str = "cpu") -> dict[str, Any]:
     """Both trainings to the end, block by block in turn."""
-    case = CASES[name]
-    blind, watched = Training(case), Training(case)
+    blind, watched = Training(case, device), Training(case, device)
     with tempfile.TemporaryDirectory() as folder:
-        rows = torch.linspace(0, len(watched.x) - 1, PROBE).long()
-        scope = Scope(watched.net, (watched.x[rows], watched.y[rows]), Path(folder) / "run", budget=BUDGET, strict=True)
-        watched.scope = scope
+        scope = watched.watch(Path(folder) / "run")
         for block in range(case.steps // BLOCK):
             order = (blind, watched) if block % 2 else (watched, blind)
             for training in order:
@@ -165,7 +183,6 @@ def compare(name: str) -> dict[str, Any]:
         watched.wall += time.perf_counter() - wall
         watched.cpu += time.process_time() - cpu
         watched.scope_cpu += time.process_time() - cpu
-    same = all(torch.equal(a, b) for a, b in zip(_state(blind), _state(watched), strict=True))
     cost = scope.overhead()
     return {
         "parameters": sum(p.numel() for p in watched.net.parameters()),
@@ -182,23 +199,97 @@ def compare(name: str) -> dict[str, Any]:
         "overhead_side_by_side_processor_time": round(watched.cpu / blind.cpu - 1, 4),
         "seconds_at_construction": round(cost["seconds_at_construction"], 3),
         "seconds_by_look": {look: round(seconds, 4) for look, seconds in cost["seconds_by_look"].items()},
-        "bit_identical": same,
+        "bit_identical": _same(blind, watched),
     }
 
 
-def _state(training: Training) -> list[Tensor]:
-    return [*training.net.state_dict().values(), *training.random]
+def moved_after(case: Case, device: str) -> dict[str, Any]:
+    """A scope made while the model was on the CPU, beside one made on the device: what both saw last, and the bits."""
+    blind, here, moved = Training(case, device), Training(case, device), Training(case, "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = (  # so few samples that the clock does not choose among them
+            training.watch(Path(folder) / str(k), LEAST_ROWS, GENEROUS) for k, training in enumerate((here, moved))
+        )
+        moved.move(device)
+        for training in (blind, here, moved):
+            training.advance(MOVED_STEPS)
+        one.finish()
+        other.finish()
+    names = [
+        name for name in one.history.scalars if name != "overhead" and "velocity" not in name
+    ]  # those go by clocks
+    apart = {name: _apart(one.history.last(name), other.history.last(name)) for name in names}
+    worst = max(apart, key=lambda name: apart[name])
+    return {
+        "steps": MOVED_STEPS,
+        "last_measured": other.history.steps[-1],
+        "numbers": len(apart),
+        "largest_relative_difference": apart[worst],
+        "of": worst,
+        "left_out_alike": dict(one.history.left_out) == dict(other.history.left_out),
+        "bit_identical": _same(blind, moved) and _same(blind, here),
+    }
 
 
-def main(names: list[str]) -> None:
+def _apart(first: float | None, second: float | None) -> float:
+    """Relative difference; infinite where only one was measured."""
+    if first is None or second is None:
+        return math.inf
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return 0.0
+    return abs(first - second) / max(abs(first), abs(second))
+
+
+def _same(first: Training, second: Training) -> bool:
+    """Every bit of parameters, buffers and random streams."""
+    states = [[*training.net.state_dict().values(), *training.random] for training in (first, second)]
+    return all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def lasting(case: Case, device: str, seconds: float) -> Case:
+    """The case with as many steps as take about this long."""
+    trial = Training(case, device)
+    trial.advance(2 * BLOCK)
+    trial.wall = 0.0
+    trial.advance(5 * BLOCK)
+    return replace(case, steps=max(1, int(seconds / trial.wall * 5)) * BLOCK)
+
+
+def keep(path: Path, name: str, row: dict[str, Any], device: str) -> None:
+    """The row into the file beside the others, whoever else adds some."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        known = json.loads(path.read_text())["rows"] if path.exists() else {}
+        made_by = runtime.provenance("float32", torch.cuda.get_device_name() if device == "cuda" else device)
+        result = {"budget": BUDGET, "rows": known | {name: row}, "provenance": made_by}
+        write_file(path, (json.dumps(result, indent=1) + "\n").encode())
+    finally:
+        os.close(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=list(CASES), metavar="network", help=", ".join(CASES))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--seconds", type=float, default=None, help="about how long to train; on a GPU 25 unless told")
+    parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of the results")
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
-    for name in names or list(CASES):
-        row = compare(name)
-        known = json.loads(OUT.read_text())["rows"] if OUT.exists() else {}
-        result = {"budget": BUDGET, "rows": known | {name: row}, "provenance": runtime.provenance("float32")}
-        write_file(OUT, (json.dumps(result, indent=1) + "\n").encode())
+    cuda = chosen.device == "cuda"
+    if cuda:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    seconds = 25.0 if cuda and chosen.seconds is None else chosen.seconds
+    for name in chosen.names:
+        case = CASES[name] if seconds is None else lasting(CASES[name], chosen.device, seconds)
+        row = compare(case, chosen.device)
+        if cuda:
+            row |= {"deterministic_algorithms": True, "moved_after": moved_after(case, chosen.device)}
+        keep(chosen.out / ("scope-cuda.json" if cuda else "scope.json"), name, row, chosen.device)
         print(name, json.dumps(row, indent=1), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -15,8 +15,20 @@ from torch import Tensor, nn
 from unlazy import InputError
 from unlazy.data.images import load_images
 from unlazy.studies.tangent.sample_size import study
-from unlazy.studies.tangent.sample_size.networks import KINDS, Layout, Stack, change, run, start
-from unlazy.studies.tangent.sample_size.train import Job, Task, best_epoch, descend, jobs, patience_lost, subsets
+from unlazy.studies.tangent.sample_size.networks import KINDS, Layout, Stack, by_windows, change, run, start
+from unlazy.studies.tangent.sample_size.train import (
+    RATES,
+    Descent,
+    Job,
+    Task,
+    best_epoch,
+    descend,
+    jobs,
+    matches,
+    patience_lost,
+    subsets,
+)
+from unlazy.training.ensemble import Member, batch_order
 from unlazy.training.linearised import linearise
 
 DENSE = Layout((1, 8, 8), (), (7, 6))
@@ -88,6 +100,87 @@ def test_factors_multiply_out_as_written() -> None:
     moved = change(stack.trained[1])
     assert torch.allclose(moved[0][0].flatten(2), wanted, atol=1e-3)
     assert torch.allclose(moved[1][0], outer @ bias, atol=1e-5)
+
+
+def test_convolutions_by_windows_are_those_in_groups() -> None:
+    """What GPUs do in place of them: the same outputs and gradients, in float64; two layers of different width at once."""
+    random = torch.Generator().manual_seed(2)
+    shapes = (4, 2 * 3, 6, 8), (2, 5, 3, 3, 3), (2, 5), (2, 7, 3, 3, 3)
+    given = [torch.randn(shape, generator=random, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    h, weight, bias, other = given
+    wanted = [
+        F.conv2d(h, weight.flatten(0, 1), bias.flatten(), padding=1, groups=2),
+        F.conv2d(h, other.flatten(0, 1), padding=1, groups=2),
+    ]
+    found = by_windows(h, (weight, bias), (other, None))
+    pull = [torch.randn(outputs.shape, generator=random, dtype=torch.float64) for outputs in wanted]
+    for one, two in zip(
+        [*found, *torch.autograd.grad(found, given, pull)],
+        [*wanted, *torch.autograd.grad(wanted, given, pull)],
+        strict=True,
+    ):
+        assert torch.allclose(one, two, atol=1e-12)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_descent_is_the_plain_loop(layout: Layout, optimiser: str, kind: str) -> None:
+    """Bit for bit, batch after batch, the last one smaller; trial steps leave no trace."""
+    members = [Member(seed, RATES[optimiser]) for seed in (0, 1)]
+    x, labels = images(layout, n=7), torch.arange(14).reshape(2, 7) % 10
+    model, twin = (Stack(kind, layout, [0, 1]) for _ in range(2))
+    plain = (
+        torch.optim.Adam(twin.parameters(), lr=1e-3)
+        if optimiser == "adam"
+        else torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
+    )
+    descent, own = Descent(model, optimiser, x, labels, 3), torch.arange(2)[:, None]
+    for epoch in range(3):
+        order = batch_order(members, epoch, 7)
+        descent.epoch(order)
+        for some in order.split(3, 1):
+            out, wanted = twin(x[own, some]), labels[own, some]
+            plain.zero_grad()
+            (F.cross_entropy(out.flatten(0, 1), wanted.flatten(), reduction="sum") / some.shape[1]).backward()
+            plain.step()
+    moved = [tensor.detach() for tensor in model.parameters()]
+    for tensor, other in zip(moved, twin.parameters(), strict=True):
+        assert torch.equal(tensor, other)
+    assert not torch.equal(moved[0], Stack(kind, layout, [0, 1]).parameters()[0].detach())
+
+
+def test_runs_made_on_a_gpu_are_found_and_words_choose_jobs() -> None:
+    paper = study.SCALES["paper"]
+    here, there = jobs(paper), jobs(paper, "cuda")
+    assert [job.folder(Path()) for job in here] == [job.folder(Path()) for job in there]
+    assert len({job.folder(Path()) for job in here}) == len(here)
+    chosen = [job for job in there if matches(job, "mnist-sgd,fixed|full,125")]
+    assert [(job.task.name, job.size, job.kind) for job in chosen] == [
+        ("mnist-sgd", 125, "fixed"),
+        ("mnist-sgd", 125, "full"),
+    ]
+    assert [job.batch for job in chosen] == [25, 25]
+
+
+def test_training_alone_leaves_runs_that_are_judged_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study.main(["--scale", "smoke", "--device", "cpu", "--runs", str(tmp_path / "runs"), "--only", "digits-sgd"])
+    assert "6 of 6 trainings" in capsys.readouterr().out
+    study.main(["--scale", "smoke", "--device", "cpu", "--runs", str(tmp_path / "runs")])
+    assert "9 of 9 trainings" in capsys.readouterr().out
+
+    def refuse(job: Job, data: Path | None = None) -> None:
+        raise AssertionError(f"trained again: {job}, {data}")
+
+    monkeypatch.setattr("unlazy.studies.tangent.sample_size.train.descend", refuse)
+    table = study.reproduce(
+        "smoke", runs=tmp_path / "runs", results=tmp_path / "results", progress=lambda what, done, total: None
+    )
+    assert set(table["errors"]) == {"digits-sgd", "digits-adam"}
+    with pytest.raises(InputError, match="no training matches"):
+        study.main(["--scale", "smoke", "--runs", str(tmp_path / "runs"), "--only", "cifar-10-adam"])
 
 
 def test_best_epoch_before_patience_ends() -> None:

@@ -123,9 +123,9 @@ def run_linearised(base: Weights, trained: Sequence[tuple[Tensor, ...]], x: Tens
     h, moved = _enter(x, base[0][0]), None
     for place, ((weight, bias), layer) in enumerate(zip(base, trained, strict=True)):
         h, moved = _rows(h, weight), None if moved is None else _rows(moved, weight)
-        own = _changed(h, layer)
+        own, h_next = _change_and_output(h, layer, weight, bias)
         moved = own if moved is None else own + _affine(moved, weight, None)
-        h = _affine(h, weight, bias)
+        h = h_next
         if place + 1 < len(base):
             open_units = (h > 0).to(h)
             h, moved = _pooled(h * open_units, weight), _pooled(moved * open_units, weight)
@@ -133,21 +133,46 @@ def run_linearised(base: Weights, trained: Sequence[tuple[Tensor, ...]], x: Tens
     return h + moved
 
 
-def _changed(h: Tensor, layer: Sequence[Tensor]) -> Tensor:
-    """The layer's change applied to its input; a dense layer's factors one after another, smallest work first."""
-    weight, bias, *factors = layer
-    if len(factors) == 2:
-        left, right = factors
-        return torch.baddbmm(bias[:, None], h @ right.mT, weight.mT) @ left.mT
-    return _affine(h, *change(layer))
+def _change_and_output(h: Tensor, layer: Sequence[Tensor], weight: Tensor, bias: Tensor) -> list[Tensor]:
+    """The layer's change applied to its input, and its output; a dense layer's factors one after another, smallest work first."""
+    if weight.ndim == 5:
+        return _convolved(h, change(layer), (weight, bias))
+    changed_weight, changed_bias, *factors = layer
+    if not factors:
+        return [_affine(h, changed_weight, changed_bias), _affine(h, weight, bias)]
+    left, right = factors
+    return [_affine(h @ right.mT, changed_weight, changed_bias) @ left.mT, _affine(h, weight, bias)]
 
 
 def _affine(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Dense ``[S, n, i]``, or a convolution of ``[n, S c, height, width]`` with every seed a group of channels."""
-    if weight.ndim == 3:
-        return h @ weight.mT if bias is None else torch.baddbmm(bias[:, None], h, weight.mT)
-    flat = None if bias is None else bias.flatten()
-    return F.conv2d(h, weight.flatten(0, 1), flat, padding=1, groups=len(weight))
+    """Dense ``[S, n, i]``, or a convolution of ``[n, S c, height, width]``."""
+    if weight.ndim == 5:
+        return _convolved(h, (weight, bias))[0]
+    return h @ weight.mT if bias is None else torch.baddbmm(bias[:, None], h, weight.mT)
+
+
+def _convolved(h: Tensor, *layers: tuple[Tensor, Tensor | None]) -> list[Tensor]:
+    """Convolutions of ``[n, S c, height, width]``, every seed a group of channels."""
+    if h.is_cuda:
+        return by_windows(h, *layers)
+    return [
+        F.conv2d(h, weight.flatten(0, 1), None if bias is None else bias.flatten(), padding=1, groups=len(weight))
+        for weight, bias in layers
+    ]
+
+
+def by_windows(h: Tensor, *layers: tuple[Tensor, Tensor | None]) -> list[Tensor]:
+    """The same as products of matrices: GPUs are slow at convolutions in groups, CPUs at this."""
+    seeds, inputs = layers[0][0].shape[0], layers[0][0].shape[2]
+    n, _, height, width = h.shape
+    padded = F.pad(h, (1, 1, 1, 1)).unflatten(1, (seeds, inputs))
+    windows = padded.unfold(3, 3, 1).unfold(4, 3, 1)  # [n, S, inputs, height, width, 3, 3]
+    rows = windows.permute(1, 0, 3, 4, 2, 5, 6).reshape(seeds, n * height * width, inputs * 9)
+    products = [_affine(rows, weight.flatten(2), bias) for weight, bias in layers]
+    return [
+        found.unflatten(1, (n, height, width)).permute(1, 0, 4, 2, 3).reshape(n, -1, height, width)
+        for found in products
+    ]
 
 
 def _enter(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,13 +1,24 @@
-"""The sample-size study end to end: train, judge, draw. Predicates and thresholds were fixed before the runs."""
+"""The sample-size study end to end: train, judge, draw. Predicates and thresholds were fixed before the runs.
+
+The paper's size wants a GPU, judging and drawing do not. Where they are different machines, run
+
+    python -m unlazy.studies.tangent.sample_size.study --device cuda --data DATA --runs RUNS --workers 4
+
+on the first as often as you like (it needs neither matplotlib nor the command line's packages, and skips what is finished), and
+bring ``RUNS/sample-size`` to the runs folder of the second: ``reproduce("paper", ...)`` finds all of it trained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from unlazy import plots
@@ -61,9 +72,10 @@ PUBLISHED = {
 def reproduce(
     scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
 ) -> dict[str, Any]:
-    """Train what is missing under ``runs``, then write ``results/sample-size/SCALE.json`` and its figure."""
+    """Train what is missing under ``runs`` (the paper's size on a GPU if there is one), then write table and figure."""
     settings = settings_of(SCALES, scale, seeds)
-    found = train_all(settings, runs, scale, workers, progress)
+    device = "cuda" if scale == "paper" and torch.cuda.is_available() else "cpu"
+    found = train_all(settings, runs, scale, workers, progress, device=device)
     return write(settings, found, scale, results)
 
 
@@ -176,3 +188,43 @@ def _plain_ticks(axis: Any, sizes: list[int]) -> None:
     low, high = axis.get_ylim()
     marks = [mark for mark in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9) if low <= mark <= high]
     axis.set_yticks(marks, [f"{mark:g}" for mark in marks])
+
+
+# --- training alone --------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train only; ``reproduce`` judges and draws from the run folders."""
+    parser = argparse.ArgumentParser(description="Train the sample-size study; judge and draw it elsewhere.")
+    parser.add_argument("--scale", default="paper", choices=tuple(SCALES))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", default="", help="words among task, size, kind; commas between, | for alternatives")
+    chosen = parser.parse_args(arguments)
+    settings = settings_of(SCALES, chosen.scale, chosen.seeds)
+    told = 0
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal told
+        if done > told:
+            told = done
+            sys.stdout.write(f"{done} of {total} {what}\n")
+            sys.stdout.flush()
+
+    train_all(
+        settings,
+        chosen.runs,
+        chosen.scale,
+        chosen.workers,
+        tell,
+        device=chosen.device,
+        data=chosen.data,
+        only=chosen.only,
+    )
+
+
+if __name__ == "__main__":
+    main()
