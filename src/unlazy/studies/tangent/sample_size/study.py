@@ -25,9 +25,9 @@ from unlazy import plots
 from unlazy.claims.verdict import Part, Row, summary
 from unlazy.store import Run
 from unlazy.studies.registry import settings_of
-from unlazy.studies.results import common_provenance, judged_row, save, table_of
+from unlazy.studies.results import Progress, conclude, judged_row, provenance_of, table_of
 from unlazy.studies.tangent.sample_size.networks import KINDS, Layout
-from unlazy.studies.tangent.sample_size.train import STUDY, Progress, Settings, Task, best_epoch, key, train_all
+from unlazy.studies.tangent.sample_size.train import STUDY, Settings, Task, best_epoch, key, train_all
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,21 +76,18 @@ def reproduce(
     settings = settings_of(SCALES, scale, seeds)
     device = "cuda" if scale == "paper" and torch.cuda.is_available() else "cpu"
     found = train_all(settings, runs, scale, workers, progress, device=device)
-    return write(settings, found, scale, results)
+    return write(settings, found, scale, results, progress)
 
 
-def write(settings: Settings, runs: Mapping[str, Run], scale: str, results: Path) -> dict[str, Any]:
+def write(settings: Settings, runs: Mapping[str, Run], scale: str, results: Path, progress: Progress) -> dict[str, Any]:
     """Table and figure from finished runs."""
-    made_by = common_provenance([run.header["provenance"] for run in runs.values()])
-    table = table_of(STUDY, scale, asdict(settings), made_by)
+    table = table_of(STUDY, scale, asdict(settings), provenance_of(runs.values()))
     table["errors"] = {
         task.name: {kind: [measured(runs[key(task.name, size, kind)]) for size in task.sizes] for kind in KINDS}
         for task in settings.tasks
     }
     table["sizes"] = {task.name: list(task.sizes) for task in settings.tasks}
-    table["claims"] = claims(table)
-    with plots.style():
-        return save(results, table, {"errors": errors(table)})
+    return conclude(table, claims, lambda table: {"errors": errors(table)}, results, progress)
 
 
 def measured(run: Run) -> dict[str, list[float]]:

@@ -6,7 +6,6 @@ networks are bound by launching kernels. On a CPU the same step runs plainly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +20,9 @@ from unlazy import runtime
 from unlazy.data.images import Images, load_images
 from unlazy.runtime import require, short_hash, stream
 from unlazy.store import Run, Writer
+from unlazy.studies.results import Progress
 from unlazy.studies.tangent.sample_size.networks import KINDS, Layout, Stack
+from unlazy.studies.trainings import is_finished
 from unlazy.training.ensemble import Member, batch_order
 from unlazy.training.sweep import sweep
 
@@ -30,7 +31,6 @@ PATIENCE = 20
 RATES = {"sgd": 0.01, "adam": 1e-3}
 MOMENTUM = 0.9
 SMALL_BATCH, BATCH = 25, 50  # up to 125 images, and above
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -130,20 +130,16 @@ def train_all(
     require(len(todo) > 0, f"no training matches {only!r}.")
 
     def tick() -> None:
-        progress("trainings", sum(_finished(job.folder(runs)) for job in todo), len(todo))
+        progress("trainings", sum(is_finished(job.folder(runs)) for job in todo), len(todo))
 
     sweep(train, [(job, runs, scale, data) for job in todo], workers, tick)
     return {key(job.task.name, job.size, job.kind): Run(job.folder(runs)) for job in todo}
 
 
-def _finished(folder: Path) -> bool:
-    return (folder / "status.json").exists() and Run(folder).status()["state"] == "finished"
-
-
 def train(job: Job, runs: Path, scale: str, data: Path | None = None) -> None:
     """Into the job's folder: ``errors [S, epochs, 2]`` on either half of the test images; a training begun is begun anew."""
     folder = job.folder(runs)
-    if _finished(folder):
+    if is_finished(folder):
         return
     with runtime.threads(1):
         header = {
