@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unlazy.kernels import pairs
 from unlazy.kernels.layers import Factors, Positions, Rows, Share
-from unlazy.kernels.pairs import Bench, add_full, add_trace
+from unlazy.kernels.pairs import Bench, add_full, add_trace, few_pairs
 from unlazy.kernels.tiles import bands
 
 Sizes = st.integers(1, 300)
@@ -65,6 +65,7 @@ def shares(n: int, k: int) -> list[Share]:
         Factors(normal(n, 6), normal(n, k, 2), weight=False, bias=True),
         Rows(normal(n, k, 7)),
         Positions(normal(n, 5, 3), normal(n, k, 5, 2), weight=True, bias=True),
+        Positions(torch.randint(5, (n, 4), generator=random), normal(n, k, 4, 2), weight=True, bias=False, tokens=5),
     ]
 
 
@@ -86,5 +87,6 @@ def test_pairs_do_not_depend_on_the_cut(monkeypatch: pytest.MonkeyPatch, n: int,
     add_trace(trace, first, second, Bench(), same=same)
     torch.testing.assert_close(trace, torch.einsum("nkp,mkp->nm", left, right), rtol=1e-12, atol=1e-12)
     if same:
+        torch.testing.assert_close(few_pairs(first), trace, rtol=1e-12, atol=1e-12)
         assert torch.equal(trace, trace.T)
         assert torch.equal(full, full.transpose(0, 1).mT)

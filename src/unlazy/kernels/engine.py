@@ -28,7 +28,7 @@ from unlazy.kernels.capture import (
 from unlazy.kernels.capture import call as call_model
 from unlazy.kernels.gram import parse_memory
 from unlazy.kernels.layers import Call, Factors, Positions, Rows, Share, constant, linear, rule_for
-from unlazy.kernels.pairs import Bench, add_full, add_trace
+from unlazy.kernels.pairs import Bench, add_full, add_trace, few_pairs
 from unlazy.kernels.selection import Outputs, output_directions, own_parameters, select_parameters
 from unlazy.kernels.windows import Windows
 from unlazy.models.net import GatedNet
@@ -82,9 +82,10 @@ class TangentKernel:
         most = max(samples(x), 0 if x2 is None else samples(x2))
         on_device = self.device.type == "cuda"
         wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
-        room = int(WORK_SHARE * parse_memory(memory, self.device))
-        self.chunk = max(1, min(1024, most, wanted, room // max(1, work)))
-        self.work_bytes = max(work * self.chunk, _bytes(self.chosen.values()))  # the check holds one gradient
+        self.budget = parse_memory(memory, self.device)
+        self.chunk = max(1, min(1024, most, wanted, int(WORK_SHARE * self.budget) // max(1, work)))
+        checked = max(_bytes(self.chosen.values()), 2 * max(_bytes([p]) for p in self.chosen.values()))
+        self.work_bytes = max(work * self.chunk, checked)  # the check holds one gradient, then a layer's of two samples
         self.best_tile = 4096 if on_device else 512
         self.methods = self._describe()
 
@@ -163,14 +164,11 @@ class TangentKernel:
         owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
         alone, exact = self._combined_gradients(probe, direction[0], weights, owned)
         self._check_samples_apart(out.detach(), alone)
+        products = torch.outer(weights, weights)
         for module in owned:
-            block = torch.zeros(2, 2, dtype=self.dtype, device=self.device)
             shares = self._apply(module, by_module[module]) if module in by_module else []
-            if shares:
-                held = [_explicit(share) for share in shares]
-                add_trace(block, held, held, self.bench, same=True)
-            rule = float(weights @ block @ weights)
-            size = float(weights.square() @ block.diagonal().abs())  # the sum may cancel
+            terms = products * few_pairs(shares) if shares else torch.zeros_like(products)
+            rule, size = float(terms.sum()), float(terms.trace())  # the sum may cancel
             tolerance = CHECK_TOLERANCE.get(self.dtype, 0.05) * max(exact[module], size)
             if shares is None or not abs(rule - exact[module]) <= tolerance:
                 del self.fast[module]
@@ -285,11 +283,6 @@ class TangentKernel:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _explicit(share: Share) -> Share:
-    """The form in which a share is held: rows, where these are small."""
-    return Rows(share.rows()) if isinstance(share, Windows) and share.rows_are_small() else share
 
 
 def _held_form(share: Share) -> type[Share]:

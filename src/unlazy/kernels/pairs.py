@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unlazy.kernels.layers import Factors, Positions, Rows, Share, token_table
+from unlazy.kernels.layers import Factors, Positions, Rows, Share, sum_of, token_table
 from unlazy.kernels.tiles import Band, Tile, bands, tiles
 from unlazy.kernels.windows import Windows
 
@@ -190,7 +190,28 @@ def _add_positions(
             out[k, m, part, columns] += summed.view(-1, width, s).sum(-1)
 
 
-# --- each sample with itself, and explicitly ----------------------------------------------------------------
+# --- a few samples, each sample with itself, and explicitly ---------------------------------------------------
+
+
+def few_pairs(shares: Sequence[Share]) -> Float[Tensor, "n n"]:
+    """Every pair of a few samples, summed over directions, by the plainest means."""
+    return sum_of([_few_pairs(share) for share in shares])
+
+
+def _few_pairs(share: Share) -> Tensor:
+    if isinstance(share, Factors):
+        inputs = share.a @ share.a.T * share.weight + share.bias
+        return inputs * (share.g.flatten(1) @ share.g.flatten(1).T)
+    if isinstance(share, Positions):
+        entered, gradients = share.a.flatten(0, 1), share.g.transpose(1, 2).flatten(2).flatten(0, 1)
+        if entered.is_floating_point():
+            inputs = entered @ entered.T * share.weight + share.bias
+        else:
+            inputs = (entered[:, None] == entered).to(gradients)
+        n, t = share.a.shape[:2]
+        return (inputs * (gradients @ gradients.T)).view(n, t, n, t).sum((1, 3))
+    rows = (share.j if isinstance(share, Rows) else share.rows()).flatten(1)
+    return rows @ rows.T
 
 
 def explicit_rows(shares: Sequence[Share]) -> list[Tensor]:

@@ -76,7 +76,7 @@ def tangent_kernel(
         )
         kernel.rough = precision == "bfloat16"
         with kernel.ready():
-            return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
+            return gram(kernel, x, x2, memory=kernel.budget, out=out, progress=progress)
 
     return _with_fallback(compute, method)
 
@@ -138,7 +138,7 @@ def plan_tangent(
 
     def compute(way: str) -> Plan:
         kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, memory=memory)
-        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=held)
+        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), kernel.budget, held=held)
 
     return _with_fallback(compute, method)
 
