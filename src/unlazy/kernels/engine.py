@@ -28,7 +28,7 @@ from unlazy.kernels.capture import (
 from unlazy.kernels.capture import call as call_model
 from unlazy.kernels.gram import parse_memory
 from unlazy.kernels.layers import Call, Factors, Positions, Rows, Share, constant, linear, rule_for
-from unlazy.kernels.pairs import Bench, add_full, add_trace, few_pairs
+from unlazy.kernels.pairs import Bench, few_pairs, fill_full, fill_trace
 from unlazy.kernels.selection import Outputs, output_directions, own_parameters, select_parameters
 from unlazy.kernels.windows import Windows
 from unlazy.models.net import GatedNet
@@ -116,9 +116,9 @@ class TangentKernel:
     def block(self, out: Tensor, a: list[Share], b: list[Share], *, same: bool) -> None:
         with gram_precision(self.rough):
             if self.tail:
-                add_full(out, a, b, self.bench, same=same)
+                fill_full(out, a, b, self.bench, same=same)
             else:
-                add_trace(out, a, b, self.bench, same=same)
+                fill_trace(out, a, b, self.bench, same=same)
 
     # --- how ---------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Gram matrices tile by tile: plan first, then run. Knows no kernel by name.
 
-A kernel offers ``features(x)`` (a set of per-sample tensors), ``block(out, a, b, same)`` (adds the block of two sets of
-features to a tile) and its costs; the plan picks tiles that fit the memory given.
+A kernel offers ``features(x)`` (a set of per-sample tensors), ``block(out, a, b, same)`` (fills a tile with the pairs of
+two sets of features) and its costs; the plan picks tiles that fit the memory given.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ class Plan:
 
     def __str__(self) -> str:
         shape = "symmetric" if self.symmetric else "cross"
+        result = f"result {_size(self.result_bytes)}" if self.result_bytes else "result elsewhere"
         lines = [
             f"{self.rows} x {self.columns} {shape}, {self.tiles} tiles of {self.tile}, "
             f"features {'kept' if self.keep else 'recomputed per tile row'}",
-            f"memory: result {_size(self.result_bytes)}, peak {_size(self.peak_bytes)} of {_size(self.budget_bytes)} allowed",
+            f"memory: {result}, peak {_size(self.peak_bytes)} of {_size(self.budget_bytes)} allowed",
         ]
         return "\n".join([*lines, *(f"  {line}" for line in self.methods)])
 
@@ -155,10 +156,10 @@ def gram(
             right = None
             right = left if same else features(False, columns)
             if isinstance(result, Tensor):
-                block = result[..., rows, columns].zero_()  # a view: filled in place
+                block = result[..., rows, columns]  # a view: filled in place
             else:
                 shape = (*kernel.tail, rows.stop - rows.start, columns.stop - columns.start)
-                block = torch.zeros(shape, dtype=kernel.dtype, device=kernel.device)
+                block = torch.empty(shape, dtype=kernel.dtype, device=kernel.device)
             kernel.block(block, left, right, same=same)
             if not isinstance(result, Tensor):
                 result[..., rows, columns] = block

@@ -33,15 +33,15 @@ class Bench:
         return held[:size].view(shape)
 
 
-def add_trace(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
-    """out[i, j] += sum over output directions of the paired gradients: all directions side by side are one."""
+def fill_trace(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
+    """out[i, j] = sum over output directions of the paired gradients: all directions side by side are one."""
     left = [_as_one(share) for share in first]
     right = left if second is first else [_as_one(share) for share in second]
-    add_full(out[None, None], left, right, bench, same=same)
+    fill_full(out[None, None], left, right, bench, same=same)
 
 
-def add_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
-    """out[k, l, i, j] += the paired gradients of direction k at i and l at j; ``same``: both sides are one set.
+def fill_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench: Bench, *, same: bool) -> None:
+    """out[k, l, i, j] = the paired gradients of direction k at i and l at j; ``same``: both sides are one set.
 
     Then out[l, k, j, i] is the same number: only blocks above the diagonal are computed, and on the diagonal one of each
     two directions; the rest is copied.
@@ -49,8 +49,10 @@ def add_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], bench
     _check_sizes(out, first, second)
     blocks = _blocks(out, same=same)
     outer = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, Factors) and isinstance(b, Factors)]
+    if not outer or not outer[0][0].weight:
+        out.zero_()
     for block in blocks if outer else []:
-        _add_factors(out, block, outer, bench, same=same)
+        _fill_factors(out, block, outer, bench, same=same)
     for a, b in zip(first, second, strict=True):
         if isinstance(a, Rows) and isinstance(b, Rows):
             _add_rows(out, blocks, a.j, b.j, bench, same=same)
@@ -134,20 +136,23 @@ def _check_sizes(out: Tensor, first: Sequence[Share], second: Sequence[Share]) -
         assert all(len(tensor) == out.shape[side] for share in shares for tensor in share.tensors())
 
 
-def _add_factors(
+def _fill_factors(
     out: Tensor, block: Band, shares: Sequence[tuple[Factors, Factors]], bench: Bench, *, same: bool
 ) -> None:
-    """(a_i . a_j + bias) (g_ik . g_jm), all layers one after the other while a block is in the cache."""
+    """(a_i . a_j + bias) (g_ik . g_jm), all layers one after the other while a block is in the cache; the first one writes."""
     target = block.of_pairs(out)
     inputs = [_input_gram(block, a, b, bench, number) for number, (a, b) in enumerate(shares)]
     product = bench("gradients", shares[0][0].g, *block.shape)
     for k, m in _directions(out, block, same=same):
-        for (a, b), gram in zip(shares, inputs, strict=True):
+        for number, ((a, b), gram) in enumerate(zip(shares, inputs, strict=True)):
             left, right = block.of_rows(a.g[:, k]), block.of_columns(b.g[:, m])
             if gram is None:
                 target[k, m].baddbmm_(left, right)
+                continue
+            torch.bmm(left, right, out=product)
+            if number == 0:
+                torch.mul(product, gram, out=target[k, m])
             else:
-                torch.bmm(left, right, out=product)
                 target[k, m].addcmul_(product, gram)
 
 
