@@ -33,7 +33,7 @@ docs: .venv/docs
 bench: .venv/core .venv/browser
 	$(BIN)/python benchmarks/ensemble.py
 	$(BIN)/python benchmarks/overlap.py
-	$(BIN)/unlazy bench kernels
+	$(BIN)/unlazy bench kernels --out results/bench/kernels.json
 	$(BIN)/python benchmarks/adaptive.py
 	$(BIN)/python benchmarks/scope.py
 	$(BIN)/python benchmarks/studio.py

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,8 +28,9 @@ from unlazy import (
     fit,
 )
 from unlazy.claims.catalogue import CATALOGUE
+from unlazy.claims.verdict import claim_row, empty_row
 from unlazy.cli import app as cli
-from unlazy.cli.runs import find_run
+from unlazy.cli.runs import CELL, cells, find_run
 from unlazy.probes import standard
 from unlazy.studies.halfspace.circle.settings import SCALES
 from unlazy.studies.halfspace.circle.train import Job, jobs
@@ -124,7 +126,13 @@ def test_version(unlazy_main):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["reproduce", "square"], ["square", "circle"]),
+        (["reproduce", "square"], ["square", "circle", "table2"]),
+        (
+            ["reproduce", "cirle"],
+            ["there is no study or paper 'cirle'; did you mean circle? `unlazy studies` lists all."],
+        ),
+        (["runs", "--root", "nowhere"], ["nowhere is not a folder", "Scope"]),
+        (["report", "nowhere", "-o", "mine.pdf"], ["must end in .html", "mine.pdf"]),
         (["reproduce", "circle", "--scale", "huge"], ["huge", "smoke, desk, paper"]),
         (["demo", "--scale", "huge"], ["huge", "smoke, desk, paper"]),
         (["reproduce", "circle", "--scale", "smoke", "--seeds", "0"], ["seeds", "at least 1", "0"]),
@@ -294,6 +302,7 @@ def test_runs_below_nothing_says_so(unlazy_main):
     code, out, err = unlazy_main("runs")
     assert (code, err) == (0, "")
     assert out.startswith("no runs below runs")
+    assert "a Scope" in out
 
 
 @pytest.mark.parametrize("name", ["run.json", "status.json", "metrics.jsonl"])
@@ -333,3 +342,34 @@ def test_runs_compare_prints_what_differs_and_nothing_else_of_the_settings(two_r
     assert settings == [["members.lr", "0.001", "0.01"]]
     [loss] = [row for row in rows if row[0] == "loss"]
     assert float(loss[1]) != float(loss[2])
+
+
+def test_long_settings_are_compared_on_one_line_where_they_part():
+    first, second = (str(torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.ReLU())) for width in (16, 32))
+    left, right = cells(first, second)
+    assert (left[0], left[-1]) == (right[0], right[-1]) == ("…", "…")
+    assert "=16" in left
+    assert "=32" in right
+    assert max(len(left), len(right)) <= CELL
+    assert cells(0.1, None) == ("0.1", "None")
+    assert cells("a\n  b", "a\n  c") == ("a b", "a c")
+
+
+# --- cores and words -----------------------------------------------------------------------------
+
+
+def test_a_process_bound_to_one_core_trains_one_at_a_time(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
+    assert cli._cores() == 1
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert cli._cores() == 6
+
+
+def test_a_study_that_ran_and_cannot_tell_does_not_read_as_one_that_did_not_run(capsys):
+    censored = claim_row("C9", [], scale="smoke", settings={}, provenance={}, why="")
+    cli._print_rows([censored, empty_row("C10")])
+    short, never = [line for line in capsys.readouterr().out.splitlines() if line.startswith("C")]
+    assert "too short" in short
+    assert "not run yet" not in short
+    assert "not run yet" in never

@@ -146,6 +146,7 @@ def test_fetch_brings_a_data_set_that_verifies(unlazy_data, online, data, name, 
     assert code == 0
     assert f"{name} is whole in {data / published[name].source.folder}." in out
     assert "(kB): " in err  # progress
+    assert f"trying {online.address}{name}/" in err
     assert unlazy_data("verify", name)[0] == 0
     online.log.clear()
     code, out, _ = unlazy_data("fetch", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unlazy import Circle, Fixed, Measure, Member, NetSpec, Recipe, build, fit, member, overlap_kernel, tangent_kernel
+from unlazy import (
+    Circle,
+    Fixed,
+    Measure,
+    Member,
+    NetSpec,
+    Recipe,
+    Scope,
+    build,
+    fit,
+    member,
+    overlap_kernel,
+    tangent_kernel,
+)
 from unlazy.bench.kernels import least_operations, row_names
 from unlazy.bench.peers import jacobian_contraction, vector_products
 from unlazy.bench.tables import AIMS, NETWORKS, save_row
@@ -58,6 +72,8 @@ def test_a_dry_run_writes_nothing(files: tuple[Path, Path, torch.Tensor], tmp_pa
     said = invoke("gram", str(spec), str(data), "--dry-run", "--out", str(tmp_path / "k.npy"))
     assert "40 x 40 symmetric" in said
     assert "outer products" in said
+    assert "memory: result elsewhere" in said
+    assert f"file: {tmp_path / 'k.npy'}, 6.4 kB (40 x 40 float32)" in said
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -83,11 +99,30 @@ def test_a_run_folder_is_a_model(tmp_path: Path) -> None:
     assert not torch.allclose(found(data.x), first(data.x))
 
 
+def test_a_run_of_a_foreign_model_points_to_what_makes_it(tmp_path: Path) -> None:
+    net, x = torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.randn(8, 3)
+    with Scope(net, probe=(x, torch.randn(8, 2)), run=tmp_path / "mine"):
+        pass
+    with pytest.raises(InputError, match=r"model of your own .* module:function, such as mine:Net"):
+        load_model(str(tmp_path / "mine"))
+
+
+def test_a_module_that_is_made_already_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ready_made.py").write_text("from torch import nn\nnet = nn.Linear(3, 2)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert isinstance(load_model("ready_made:net"), torch.nn.Linear)
+
+
 def test_mistakes_are_named(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
     spec, data, _ = files
+    (tmp_path / "broken.json").write_text("{")
     for words, message in (
         ((str(spec), str(tmp_path / "none.npy")), "there is no file"),
-        ((str(tmp_path / "none.json"), str(data)), "no model spec"),
+        ((str(tmp_path / "none.json"), str(data)), r"no model spec .*json.dumps\(net.spec\(\)\)"),
+        ((str(tmp_path / "broken.json"), str(data)), "is not JSON"),
+        (("nowhere_at_all:Net", str(data)), "mine:Net means Net in mine.py of this folder"),
+        (("torch.nn:Linear", str(data)), "called without arguments"),
         (("nothing", str(data)), "no run folder"),
         (("unlazy.bench.workloads:nothing", str(data)), "nothing"),
         (("unlazy.bench.workloads:convolutional", str(data)), r"samples of shape \(3,\)"),

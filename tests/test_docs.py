@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
+import unlazy
 from unlazy.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -27,6 +29,26 @@ def run_blocks(page: str) -> dict[str, object]:
 def test_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert float(run_blocks("README.md")["moved"]) > 0  # type: ignore[arg-type]
+
+
+def test_readme_kernel_command_runs_on_the_file_that_its_code_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "spec.json" in block]
+    exec(compile(block, "README.md", "exec"), {"ul": unlazy})
+    [words] = re.findall(r"^unlazy (gram [^#]*)", README, re.M)
+    answer = CliRunner().invoke(app, words.split(), catch_exceptions=False)
+    assert "1437 x 1437" in answer.stdout
+    assert "file: kernel.npy, 8.3 MB" in answer.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
+
+
+def test_benchmarks_that_are_kept_are_written_by_make_alone(tmp_path: Path) -> None:
+    kernels = get_command(app).commands["bench"].commands["kernels"]  # type: ignore[attr-defined]
+    [out] = [parameter for parameter in kernels.params if parameter.name == "out"]
+    assert Path(out.default) == Path("bench.json")
+    assert "unlazy bench kernels --out results/bench/kernels.json" in (ROOT / "Makefile").read_text()
 
 
 def test_kernel_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

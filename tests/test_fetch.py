@@ -176,6 +176,13 @@ def test_every_address_is_named_with_what_was_wrong_with_it(server, target):
     assert "unlazy data --from DIR" in str(caught.value)
 
 
+def test_what_is_being_tried_is_said(server, target):
+    server.cuts, said = [100_000], []
+    download(FILE, (f"{server.address}gone/", server.address), target, Reports(), said.append)
+    gone, here = (f"trying {server.address}{folder}thing.gz" for folder in ("gone/", ""))
+    assert said == [gone, here, "the connection ended after 100000 of 300000 bytes; again in 0 s"]
+
+
 def test_a_download_begun_at_one_address_goes_on_at_the_next(server, target):
     server.contents["other/thing.gz"] = CONTENT
     server.cuts = [100_000, *[0] * TRIES]

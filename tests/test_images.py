@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from published import publish_all
-from unlazy import InputError
+from unlazy import Circle, InputError
 from unlazy.data import sources
 from unlazy.data.cifar import read_batch
 from unlazy.data.files import check_source, overall
@@ -179,6 +179,11 @@ def test_images_without_moments_say_what_is_missing():
 
 
 # --- digits ----------------------------------------------------------------------------------------
+
+
+def test_images_and_data_sets_introduce_themselves_in_a_line():
+    assert repr(load_images("digits")) == "Images('digits', 'train': 1437 of 1 x 8 x 8, 10 classes)"
+    assert repr(Circle(n=8).dataset()) == "Dataset('circle': x [8, 2], y [8, 1], groups top, bottom)"
 
 
 def test_digits_are_scikit_learns_split_in_order():

@@ -50,6 +50,16 @@ def test_an_unknown_scalar_names_the_known_ones(tmp_path):
         Run(small_run(tmp_path / "run")).scalars("lost")
 
 
+def test_an_unknown_array_names_the_known_ones_and_an_unknown_step_the_steps(tmp_path):
+    with Writer(tmp_path / "run", header()) as writer:
+        writer.record(7, {}, {"kernel": np.eye(2), "output": np.ones(3)})
+    run = Run(tmp_path / "run")
+    with pytest.raises(StoreError, match="no array 'kernl'; it has: kernel, output"):
+        run.array("kernl", 7)
+    with pytest.raises(StoreError, match=r"no 'kernel' at step 0; steps: \[7\]"):
+        run.array("kernel", 0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
 def test_arrays_come_back_bit_for_bit(tmp_path, dtype):
     value = np.random.default_rng(2).standard_normal((2, 3, 4)).astype(dtype)

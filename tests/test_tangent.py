@@ -232,7 +232,7 @@ class Mixing(nn.Linear):
         (Mixing(2, 1), torch.randn(3, 2), Unsupported, "other samples"),
         (nn.Linear(2, 1), torch.zeros(0, 2), InputError, "no samples"),
         (nn.Linear(2, 1), torch.full((2, 2), torch.nan), InputError, "4 of the inputs are NaN"),
-        (nn.LSTM(2, 2, batch_first=True), torch.zeros(2, 3, 2), InputError, "one tensor"),
+        (nn.MultiheadAttention(2, 1, batch_first=True), (torch.zeros(2, 3, 2),) * 3, InputError, "tuple of 2"),
     ],
 )
 def test_what_cannot_be_computed_says_why(model: nn.Module, x: torch.Tensor, error: type, says: str) -> None:

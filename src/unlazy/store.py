@@ -175,7 +175,11 @@ class Run:
                         return np.asarray(np.load(file, allow_pickle=False))
                 except (OSError, ValueError, EOFError) as error:
                     raise StoreError(f"{path} is missing or damaged ({error}).") from error
-        raise StoreError(f"{self.folder} has no {quantity!r} at step {step}; steps: {self.array_steps(quantity)}.")
+        steps = self.array_steps(quantity)
+        if steps:
+            raise StoreError(f"{self.folder} has no {quantity!r} at step {step}; steps: {steps}.")
+        known = sorted({name for line in self.lines for name in line.arrays})
+        raise StoreError(f"{self.folder} has no array {quantity!r}; it has: {', '.join(known) or 'none yet'}.")
 
     def last_checkpoint(self) -> tuple[int, dict[str, NDArray[Any]]] | None:
         """Step and tensors of the newest checkpoint, or ``None``."""

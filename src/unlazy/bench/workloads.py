@@ -68,7 +68,7 @@ class Workload:
 
 
 WORKLOADS = {
-    "a": Workload(lambda: dense(128), (784,), 500, {"full": 300, "trace": 500, "sum": 500}, 50),
+    "a": Workload(lambda: dense(128), (784,), 500, {"full": 500, "trace": 500, "sum": 500}, 50),
     "b": Workload(lambda: dense(1024), (784,), 500, {"full": 16, "trace": 16, "sum": 400}, 8),
     "c": Workload(convolutional, (3, 32, 32), 200, {"full": 200, "trace": 200, "sum": 200}, 20, weigh_unchunked=True),
     "d": Workload(residual, (3, 32, 32), 32, {"full": 8, "trace": 8, "sum": 32}, 4, weigh_unchunked=True),

@@ -29,6 +29,7 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
+TOO_SHORT = "◌ too short"  # of a study that ran, and cannot tell yet
 INTERRUPTED = 130  # the exit code typer gives Ctrl-C
 
 ScaleOption = Annotated[
@@ -91,7 +92,9 @@ def reproduce(
     seeds: SeedsOption = None,
     workers: WorkersOption = 0,
     runs: Annotated[Path | None, typer.Option(help="Where runs are kept (default: UNLAZY_RUNS, or ./runs).")] = None,
-    results: Annotated[Path, typer.Option(help="Where result tables and figures go.")] = Path("results"),
+    results: Annotated[
+        Path, typer.Option(help="Where tables and figures go; what a study wrote there at this scale is replaced.")
+    ] = Path("results"),
 ) -> None:
     """Run a study of a paper: train, measure, judge its claims, draw its figures. Interrupted work goes on."""
     for entry in find_studies(study):
@@ -139,6 +142,9 @@ def list_runs(
     if context.invoked_subcommand is None:
         from unlazy.cli.runs import print_list
 
+        require(
+            root is None or root.is_dir(), f"{root} is not a folder; `unlazy reproduce circle` or a Scope makes runs."
+        )
         print_list(root or runs_folder(), study, state, as_json)
 
 
@@ -273,7 +279,9 @@ def gram(
 @bench_app.command("kernels")
 def bench_kernels(
     rows: Annotated[list[str] | None, typer.Argument(help="Rows such as a:full, or a; default: all.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the table goes.")] = Path("results/bench/kernels.json"),
+    out: Annotated[Path, typer.Option(help="Where the table goes; rows measured again are replaced.")] = Path(
+        "bench.json"
+    ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan of each row.")] = False,
 ) -> None:
     """Tangent kernels of five networks against torch.func (and NNGeometry, where installed), on one core."""
@@ -291,12 +299,17 @@ def _reproduce(name: str, scale: str, seeds: int | None, workers: int, runs: Pat
     module = entry.load()
     with reporting() as report:
         table: dict[str, Any] = module.reproduce(
-            scale, runs=runs, results=results, seeds=seeds, workers=workers or os.cpu_count() or 1, progress=report
+            scale, runs=runs, results=results, seeds=seeds, workers=workers or _cores(), progress=report
         )
     made_by = table["provenance"]["code_sha256"]
     if made_by != table["provenance"]["judged_by_code"]:
         typer.echo(f"note: some runs were trained by an earlier version of the code; delete {runs} to train again.")
     return table
+
+
+def _cores() -> int:
+    """The cores this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> None:
@@ -315,6 +328,6 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             row["paper_value"],
             escape(ours_text(row)),
             seeds_text(row),
-            verdict_text(row),
+            verdict_text(row) if row["verdict"] != "not run yet" or row["scale"] is None else TOO_SHORT,
         )
     console.print(table)

@@ -50,7 +50,7 @@ def fetch_one(name: str, folder: Path) -> None:
     """Download what is missing or damaged of one data set."""
     source = find_source(name)
     with reporting() as report:
-        new = fetch(source, folder, report)
+        new = fetch(source, folder, report, say=lambda line: typer.echo(line, err=True))
     for path in new:
         typer.echo(f"fetched  {path}")
     typer.echo(f"{name} is whole in {folder / source.folder}{'' if new else '; there was nothing to fetch'}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,22 +32,20 @@ def gram_command(
     require(kernel in KERNELS, f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}.")
     require(out.suffix == ".npy", f"the kernel is written as .npy; got {out}.")
     net, x = load_model(model), load_inputs(data, limit)
-    try:
-        with torch.no_grad():
-            net(x[:1])
-    except RuntimeError as error:
-        raise InputError(f"{model} does not take samples of shape {tuple(x.shape[1:])}: {error}") from error
     if kernel == "tangent":
         typer.echo(str(plan_tangent(net, x, memory=memory, held=False)))
     elif kernel == "overlap":
         typer.echo(str(plan_overlap(net, x, memory=memory, held=False)))
     else:
         typer.echo(f"{len(x)} x {len(x)} symmetric, units open on both multiplied over layers, float64")
+    dtype = np.dtype(str(next(net.parameters()).dtype).removeprefix("torch.") if kernel == "tangent" else "float64")
+    size = dtype.itemsize * len(x) ** 2
+    in_words = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+    typer.echo(f"file: {out}, {in_words} ({len(x)} x {len(x)} {dtype})")
     if dry_run:
         return
     start = time.perf_counter()
     part = out.with_name(f".{out.name}.part")
-    dtype = np.dtype(str(next(net.parameters()).dtype).removeprefix("torch.")) if kernel == "tangent" else np.float64
     room = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=(len(x), len(x)))
     try:
         with reporting() as report:
@@ -67,22 +66,43 @@ def load_model(name: str) -> nn.Module:
     if path.is_dir():
         return _model_of_run(Run(path))
     if path.suffix == ".json":
-        require(path.is_file(), f"there is no model spec {path}.")
-        return build(json.loads(path.read_text()))
+        how = f"Path({name!r}).write_text(json.dumps(net.spec())) writes that of a network of ours"
+        require(path.is_file(), f"there is no model spec {path}; {how}.")
+        try:
+            return build(json.loads(path.read_text()))
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path} is not JSON ({error}); {how}.") from error
     module, colon, function = name.partition(":")
     require(bool(colon), f"{name!r} is no run folder, no .json spec and no package.module:function.")
-    try:
-        made: Any = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{name}: {error}.") from error
-    require(isinstance(made, nn.Module), f"{name} must return a torch module, got {type(made).__name__}.")
+    made = _made_by(module, function)
+    if not isinstance(made, nn.Module):
+        raise InputError(f"{name} must return a torch module, got {type(made).__name__}.")
     return made
+
+
+def _made_by(module: str, function: str) -> Any:
+    """What a function of a module gives without arguments; modules in the current folder are found like installed ones."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = getattr(importlib.import_module(module), function)
+        return found if isinstance(found, nn.Module) else found()
+    except (ImportError, AttributeError) as error:
+        where = "mine:Net means Net in mine.py of this folder, or in an installed package mine"
+        raise InputError(f"{module}:{function}: {error}; {where}.") from error
+    except TypeError as error:
+        raise InputError(f"{module}:{function} is called without arguments, but: {error}.") from error
 
 
 def _model_of_run(run: Run) -> nn.Module:
     kept = run.last_checkpoint()
     spec = run.header["model"]
-    require(kept is not None and spec is not None, f"{run.folder} has no checkpoint of one of our networks.")
+    if spec is None:
+        raise InputError(
+            f"{run.folder} watched a model of your own and keeps its numbers, not its code; "
+            "name what makes the model instead: module:function, such as mine:Net for Net in mine.py."
+        )
+    require(kept is not None, f"{run.folder} has no checkpoint; give a JSON spec, or module:function.")
     assert kept is not None
     numbers = {
         name.removeprefix("model/"): torch.from_numpy(np.asarray(array))

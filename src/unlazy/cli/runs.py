@@ -13,6 +13,8 @@ import typer
 from unlazy.runtime import StoreError
 from unlazy.store import Run, find_runs
 
+CELL = 30  # letters of a setting in a comparison
+
 
 def print_list(root: Path, study: str | None, state: str | None, as_json: bool) -> None:
     """One line a run, oldest first; damaged folders are named, not hidden."""
@@ -27,7 +29,9 @@ def print_list(root: Path, study: str | None, state: str | None, as_json: bool) 
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif not rows and not broken:
-        typer.echo(f"no runs below {root}; `unlazy reproduce circle` makes some.")
+        typer.echo(
+            f"no runs below {root}; `unlazy reproduce circle` makes some, and so does a Scope around your own loop."
+        )
     else:
         typer.echo(f"{'id':12}  {'state':11}  {'members':>7}  {'step':>8}  {'loss':>9}  {'study':10}  folder")
         for row in rows:
@@ -64,7 +68,7 @@ def print_run(run: Run) -> None:
 
 def print_comparison(a: Run, b: Run) -> None:
     """Settings that differ, then the last medians over members side by side."""
-    typer.echo(f"{'':32} {a.folder.name:>20} {b.folder.name:>20}")
+    typer.echo(f"{'':32} {a.folder.name:>{CELL}} {b.folder.name:>{CELL}}")
     flat_a, flat_b = (flatten(run.header["recipe"]) for run in (a, b))
     for side, run in ((flat_a, a), (flat_b, b)):  # members are many: show the values they take
         for key in [key for key in side if key.startswith("members[")]:
@@ -75,10 +79,21 @@ def print_comparison(a: Run, b: Run) -> None:
     for key in sorted(flat_a.keys() | flat_b.keys()):
         left, right = flat_a.get(key, "-"), flat_b.get(key, "-")
         if left != right and not key.startswith("measures"):
-            typer.echo(f"{key:32} {left!s:>20} {right!s:>20}")
+            left, right = cells(left, right)
+            typer.echo(f"{key:32} {left:>{CELL}} {right:>{CELL}}")
     medians_a, medians_b = last_medians(a), last_medians(b)
     for name in sorted(medians_a.keys() & medians_b.keys()):
-        typer.echo(f"{name:32} {medians_a[name]:20.6g} {medians_b[name]:20.6g}")
+        typer.echo(f"{name:32} {medians_a[name]:{CELL}.6g} {medians_b[name]:{CELL}.6g}")
+
+
+def cells(left: Any, right: Any) -> tuple[str, str]:
+    """Two settings that differ, each on one line and cut to a column; of long ones the place where they part."""
+    texts = [" ".join(str(value).split()) for value in (left, right)]
+    first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    start = first - CELL // 3 if first >= CELL - 2 else 0
+    begun = [f"…{text[start:]}" if start else text for text in texts]
+    short = [text if len(text) <= CELL else f"{text[: CELL - 1]}…" for text in begun]
+    return short[0], short[1]
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -32,6 +32,8 @@ def report_command(names: list[str], out: Path, root: Path, steps: int) -> None:
     from unlazy.studio.report import write_run_report
 
     require(not out.is_dir(), f"{out} is a folder; name a file for the page.")
+    page_like = out.suffix.lower() in (".html", ".htm")
+    require(page_like, f"the page is HTML, so its name must end in .html; got {out}. A browser prints it as PDF.")
     page, notice = write_run_report([find_run(name, root).folder for name in names], out, most_steps=steps)
     if notice:
         typer.echo(notice)

@@ -42,6 +42,10 @@ class Dataset:
     def __len__(self) -> int:
         return int(self.x.shape[0])
 
+    def __repr__(self) -> str:
+        groups = f", groups {', '.join(self.groups)}" if self.groups else ""
+        return f"Dataset({self.name!r}: x {list(self.x.shape)}, y {list(self.y.shape)}{groups})"
+
     def to(self, dtype: torch.dtype) -> Dataset:
         """The same data in another precision."""
         return replace(self, x=self.x.to(dtype), y=self.y.to(dtype))

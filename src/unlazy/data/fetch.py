@@ -18,6 +18,7 @@ from unlazy.data.sources import File, Source
 from unlazy.runtime import InputError, StoreError, __version__
 
 Report = Callable[[str, int, int], None]
+Say = Callable[[str], None]
 
 SILENCE = 30.0  # seconds without a byte after which a connection counts as broken
 TRIES = 4  # in a row without a new byte, before an address is given up
@@ -30,22 +31,29 @@ class _Refused(Exception):  # noqa: N818
     """An address that is not worth another try; says why."""
 
 
-def fetch(source: Source, folder: Path, report: Report) -> list[Path]:
-    """Download what is missing or damaged of a data set into the data folder; gives the files that are new."""
+def _silent(line: str) -> None:
+    """Nobody listens."""
+
+
+def fetch(source: Source, folder: Path, report: Report, say: Say = _silent) -> list[Path]:
+    """Download what is missing or damaged of a data set into the data folder; gives the files that are new.
+
+    ``report(what, done, total)`` counts bytes; ``say(line)`` hears which address is tried and what went wrong.
+    """
     absent = [check.path for check in check_source(source, folder) if check.state != "present"]
     if absent and source.archive:
         archive = folder / source.archive.name
         if check_file(archive, source.archive).state != "present":
-            download(source.archive, source.addresses, archive, report)
+            download(source.archive, source.addresses, archive, report, say)
         unpack(archive, source, folder)
         archive.unlink()
     elif absent:
         for path in absent:
-            download(source.file(path.name), source.addresses, path, report)
+            download(source.file(path.name), source.addresses, path, report, say)
     return absent
 
 
-def download(file: File, addresses: tuple[str, ...], target: Path, report: Report) -> None:
+def download(file: File, addresses: tuple[str, ...], target: Path, report: Report, say: Say = _silent) -> None:
     """Fetch one file from the first address that has it, going on where an earlier call stopped."""
     part = target.with_name(f"{file.name}.part")
     problems = []
@@ -54,8 +62,9 @@ def download(file: File, addresses: tuple[str, ...], target: Path, report: Repor
         while waiting:
             url = waiting[0] + file.name
             begun_before = gathered.seek(0, os.SEEK_END) > 0
+            say(f"trying {url}")
             try:
-                _gather(url, file, gathered, report)
+                _gather(url, file, gathered, report, say)
             except _Refused as problem:
                 problems.append(f"{url} {problem}")
                 waiting.pop(0)
@@ -100,7 +109,7 @@ def _locked(part: Path) -> Iterator[io.FileIO]:
         yield gathered
 
 
-def _gather(url: str, file: File, gathered: io.FileIO, report: Report) -> None:
+def _gather(url: str, file: File, gathered: io.FileIO, report: Report, say: Say) -> None:
     """Pull until the length is right; a broken connection is taken up again where it broke."""
     fruitless = 0
     while (before := gathered.seek(0, os.SEEK_END)) != file.size:
@@ -114,7 +123,9 @@ def _gather(url: str, file: File, gathered: io.FileIO, report: Report) -> None:
             fruitless = 0 if gathered.seek(0, os.SEEK_END) > before else fruitless + 1
             if fruitless == TRIES:
                 raise _Refused(f"failed {TRIES} times in a row: {error}") from error
-            time.sleep(PAUSE * 2**fruitless)
+            pause = PAUSE * 2**fruitless
+            say(f"{error}; again in {pause:g} s")
+            time.sleep(pause)
 
 
 def _pull(url: str, file: File, gathered: io.FileIO, report: Report) -> None:

@@ -68,6 +68,10 @@ class Images:
     def __len__(self) -> int:
         return int(self.pixels.shape[0])
 
+    def __repr__(self) -> str:
+        size = " x ".join(map(str, self.pixels.shape[1:]))
+        return f"Images({self.name!r}, {self.split!r}: {len(self)} of {size}, {len(self.classes)} classes)"
+
     def floats(self, standardise: bool = False) -> Float32[Tensor, "n c h w"]:
         """Pixels in [0, 1], or with the training images' mean 0 and deviation 1 in every channel."""
         values = self.pixels.to(torch.float32).div_(self.white)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from unlazy.kernels.layers import Call
 from unlazy.models.dense import Affine
-from unlazy.runtime import InputError, require
+from unlazy.runtime import InputError, Unsupported, require
 
 Inputs = Any  # a tensor, a tuple of arguments, or a mapping of keyword arguments; samples along the first axis
 
@@ -49,23 +49,121 @@ def requiring(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> Ite
 
 
 def call(model: nn.Module, x: Inputs) -> Tensor:
-    """The module on a batch, its output as ``[n, outputs]``."""
-    out = model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple | list) else model(x)
+    """The module on a batch, its output as ``[n, outputs]``; of several outputs the one that :func:`predictions` names."""
+    out = _output(model, x)
     if not isinstance(out, Tensor):
-        raise InputError(
-            f"the model must return one tensor, got {type(out).__name__}; wrap it in a module that picks the tensor."
-        )
+        out = _only_tensor(out)
     n = samples(x)
     fits = out.ndim >= 1 and out.shape[0] == n
     require(fits, f"the model must return one row per sample: {n} samples, output {tuple(out.shape)}.")
     return out.reshape(n, -1)
 
 
+def _output(model: nn.Module, x: Inputs) -> Any:
+    return model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple | list) else model(x)
+
+
+def predictions(out: Any) -> Tensor | None:
+    """The tensor of a dict, a tuple or an output object that stands for predictions: ``logits``, or the only one at its top.
+
+    ``None`` where several could be meant.
+    """
+    if isinstance(out, Tensor):
+        return out
+    fields = dict(out) if isinstance(out, Mapping) else {}
+    found = fields.get("logits") if fields else getattr(out, "logits", None)
+    if isinstance(found, Tensor):
+        return found
+    parts = fields.values() if fields else out if isinstance(out, Sequence) else ()
+    tensors = [part for part in parts if isinstance(part, Tensor) and part.ndim >= 1]
+    return tensors[0] if len(tensors) == 1 else None
+
+
+def _only_tensor(out: Any) -> Tensor:
+    found = predictions(out)
+    if found is not None:
+        return found
+    what, example = type(out).__name__, "out.scores"
+    if isinstance(out, Mapping) and out:
+        what, example = f"{what} with {', '.join(map(str, out))}", f"out[{next(iter(out))!r}]"
+    elif isinstance(out, tuple | list):
+        what, example = f"{what} of {len(out)}", "out[0]"
+    raise InputError(
+        f"the model returns a {what}, and none of it is logits or the only tensor; "
+        f"wrap it in a module that returns the tensor that counts, {example} for example."
+    )
+
+
 def samples(x: Inputs) -> int:
     """How many samples: the length of the first axis, the same for all tensors."""
-    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)}
-    require(len(sizes) == 1, f"inputs must be tensors of equal first axis, got lengths {sorted(sizes) or 'none'}.")
-    return int(sizes.pop())
+    sizes = {leaf.shape[:1] for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)}
+    if len(sizes) != 1:
+        raise InputError(_unequal(x, sorted(size[0] if size else 0 for size in sizes)))
+    (size,) = sizes
+    require(len(size) == 1, "x is a single number; samples stand along the first axis of a tensor.")
+    return size[0]
+
+
+def _unequal(x: Inputs, lengths: list[int]) -> str:
+    if lengths:
+        return f"inputs must be tensors of equal first axis, got lengths {lengths}."
+    kinds = sorted({type(leaf).__name__ for leaf in pytree.tree_leaves(x)}) or [type(x).__name__]
+    remedy = "torch.from_numpy(x)" if kinds == ["ndarray"] else "torch.as_tensor(x)"
+    what = "a tensor, a tuple of tensors or a mapping of them"
+    return f"x must be {what}, samples along the first axis; got {', '.join(kinds)}. {remedy} makes one."
+
+
+def check_module(model: Any) -> None:
+    """Refuse functions and the like, which have no parameters to look at."""
+    require(
+        isinstance(model, nn.Module),
+        f"a torch module is needed, got {type(model).__name__}; "
+        "put a function into a class with forward(self, x), derived from torch.nn.Module.",
+    )
+
+
+@contextmanager
+def explained(model: nn.Module, x: Inputs, x2: Inputs | None = None) -> Iterator[None]:
+    """Errors of torch in the block become words where the model takes no such samples; others pass as they are.
+
+    Nothing is tried beforehand: only after an error the first sample of each set is shown to the model.
+    """
+    check_module(model)
+    try:
+        yield
+    except (Unsupported, torch.OutOfMemoryError):
+        raise
+    except Exception:
+        for name, given in (("x", x), ("x2", x2)):
+            if given is not None:
+                check_inputs(given)
+                _check_taken(model, name, take(given, slice(0, 1)))
+        raise
+
+
+def _check_taken(model: nn.Module, name: str, one: Inputs) -> None:
+    try:
+        with evaluating(model), torch.no_grad():
+            _output(model, one)
+    except (Unsupported, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        leaves = [leaf for leaf in pytree.tree_leaves(one) if isinstance(leaf, Tensor)]
+        shapes = " and ".join(f"{tuple(leaf.shape[1:])} {_plain(leaf.dtype)}" for leaf in leaves)
+        wanted = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+        other = "type" in str(error) and len(wanted) == 1 and any(leaf.dtype not in wanted for leaf in leaves)
+        remedy = f" Its parameters are {_plain(wanted.pop())}: convert {name}, or the model." if other else ""
+        raise InputError(
+            f"{type(model).__name__} does not take samples of shape {shapes} ({name}): {_first_line(error)}.{remedy}"
+        ) from error
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def channels_last(x: Inputs) -> Inputs:

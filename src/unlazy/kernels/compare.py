@@ -1,52 +1,64 @@
-"""Comparing kernels. All functions broadcast over leading (member) axes: ``[..., n, n]`` in, ``[...]`` out."""
+"""Comparing kernels. All functions broadcast over leading (member) axes: ``[..., n, n]`` in, ``[...]`` out.
+
+Kernels and targets may be numpy arrays, such as those a run keeps; results are tensors.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unlazy.runtime import InputError, require
 
 Kernel = Float[Tensor, "*members n n"]
+Given = Tensor | NDArray[Any]  # checked below, in words
 Columns = Float[Tensor, "*members n o"] | Float[Tensor, "n"]
 
 
-def trace_normalise(kernel: Kernel) -> Kernel:
+def trace_normalise(kernel: Given) -> Kernel:
     """K n / tr(K): mean diagonal 1, so that only ratios are left."""
+    (kernel,) = _kernels(kernel)
     trace = kernel.diagonal(dim1=-2, dim2=-1).mean(-1)
     return kernel / trace[..., None, None]
 
 
-def top_normalise(kernel: Kernel) -> Kernel:
+def top_normalise(kernel: Given) -> Kernel:
     """K divided by its largest eigenvalue, as the half-space paper's notebooks do."""
+    (kernel,) = _kernels(kernel)
     return kernel / torch.linalg.eigvalsh(kernel)[..., -1, None, None]
 
 
-def kernel_distance(kernel: Kernel, other: Kernel) -> Tensor:
+def kernel_distance(kernel: Given, other: Given) -> Tensor:
     """1 - <K, K′>_F / (‖K‖ ‖K′‖): 0 for proportional kernels, blind to scale."""
-    return 1 - _cosine(kernel, other)
+    return 1 - _cosine(*_kernels(kernel, other))
 
 
-def relative_change(kernel: Kernel, start: Kernel) -> Tensor:
+def relative_change(kernel: Given, start: Given) -> Tensor:
     """‖K - K_0‖ / ‖K_0‖ (Frobenius) after both are trace-normalised."""
-    kernel, start = trace_normalise(kernel), trace_normalise(start)
+    kernel, start = map(trace_normalise, _kernels(kernel, start))
     return torch.linalg.matrix_norm(kernel - start) / torch.linalg.matrix_norm(start)
 
 
-def alignment(kernel: Kernel, targets: Float[Tensor, "n o"]) -> Tensor:
+def alignment(kernel: Given, targets: Given) -> Tensor:
     """Kernel-target alignment, uncentred: <K, Y Y^T>_F / (‖K‖ ‖Y Y^T‖).
 
     >>> y = torch.tensor([[1.0], [-1.0]])
     >>> float(alignment(y @ y.T, y))
     1.0
     """
-    return _cosine(kernel, label_kernel(targets).expand_as(kernel))
+    kernel, labels = _with_labels(kernel, targets)
+    return _cosine(kernel, labels.expand_as(kernel))
 
 
-def centered_alignment(kernel: Kernel, targets: Float[Tensor, "n o"]) -> Tensor:
+def centered_alignment(kernel: Given, targets: Given) -> Tensor:
     """Alignment after centring both kernels, H K H with H = I - 11^T/n."""
-    return _cosine(center(kernel), center(label_kernel(targets)).expand_as(kernel))
+    kernel, labels = _with_labels(kernel, targets)
+    return _cosine(center(kernel), center(labels).expand_as(kernel))
 
 
 def label_kernel(
@@ -75,18 +87,20 @@ def label_kernel(
     return columns @ columns.mT
 
 
-def center(kernel: Kernel) -> Kernel:
+def center(kernel: Given) -> Kernel:
     """H K H with H = I - 11^T/n."""
+    (kernel,) = _kernels(kernel)
     rows = kernel - kernel.mean(-1, keepdim=True)
     return rows - rows.mean(-2, keepdim=True)
 
 
-def spectrum(kernel: Kernel) -> Float[Tensor, "*members n"]:
+def spectrum(kernel: Given) -> Float[Tensor, "*members n"]:
     """Eigenvalues, largest first; rounding below zero is cut off."""
+    (kernel,) = _kernels(kernel)
     return torch.linalg.eigvalsh(kernel).clamp(min=0).flip(-1)
 
 
-def effective_rank(kernel: Kernel, kind: str = "entropy") -> Tensor:
+def effective_rank(kernel: Given, kind: str = "entropy") -> Tensor:
     """How many directions carry the spectrum: n for the identity, 1 for rank one.
 
     ``entropy``: exp of the entropy of the normalised spectrum (Roy and Vetterli). ``participation``: (sum l)^2 / sum l^2.
@@ -103,17 +117,18 @@ def effective_rank(kernel: Kernel, kind: str = "entropy") -> Tensor:
     raise InputError(f"kind must be 'entropy', 'participation' or 'stable', got {kind!r}.")
 
 
-def kernel_velocity(kernel: Kernel, later: Kernel, elapsed: float) -> Tensor:
+def kernel_velocity(kernel: Given, later: Given, elapsed: float) -> Tensor:
     """Kernel distance per unit of time between two moments of training (Fort et al. 2020)."""
     require(elapsed > 0, f"the later kernel must come later: elapsed time {elapsed!r}.")
     return kernel_distance(kernel, later) / elapsed
 
 
-def regression_loss(kernel: Kernel, targets: Float[Tensor, "n o"], tolerance: float = 1e-9) -> Tensor:
+def regression_loss(kernel: Given, targets: Float[Tensor, "n o"], tolerance: float = 1e-9) -> Tensor:
     """Mean squared error left by ridgeless regression of the targets on the kernel, on its own points.
 
     What remains of the targets outside the kernel's range (eigenvalues above ``tolerance`` times the largest).
     """
+    (kernel,) = _kernels(kernel)
     values, vectors = torch.linalg.eigh(kernel.double())
     inside = vectors.mT @ targets.double()  # [..., n, o]
     kept = values > tolerance * values[..., -1:].clamp(min=0)
@@ -123,3 +138,38 @@ def regression_loss(kernel: Kernel, targets: Float[Tensor, "n o"], tolerance: fl
 def _cosine(kernel: Kernel, other: Kernel) -> Tensor:
     product = (kernel * other).sum((-2, -1))
     return product / (torch.linalg.matrix_norm(kernel) * torch.linalg.matrix_norm(other))
+
+
+def _kernels(*given: Given) -> list[Tensor]:
+    """Kernels as tensors, square and of one size."""
+    kernels = [_tensor(kernel, "a kernel") for kernel in given]
+    for kernel in kernels:
+        shape = tuple(kernel.shape)
+        square = len(shape) >= 2 and shape[-1] == shape[-2]
+        require(
+            square, f"a kernel is a square matrix [..., n, n], got {shape}; all pairs of one set of samples are meant."
+        )
+    sizes = [kernel.shape[-1] for kernel in kernels]
+    require(
+        len(set(sizes)) == 1,
+        f"kernels to compare must be of the same samples, got {' and '.join(map(str, sizes))} of them.",
+    )
+    return kernels
+
+
+def _with_labels(kernel: Given, targets: Given) -> tuple[Tensor, Tensor]:
+    (kernel,), columns = _kernels(kernel), _tensor(targets, "the targets")
+    shape = tuple(columns.shape)
+    require(
+        len(shape) in (1, 2) and shape[0] == kernel.shape[-1],
+        f"the kernel is of {kernel.shape[-1]} samples, so targets must be [{kernel.shape[-1]}, outputs]; got {shape}.",
+    )
+    require(columns.is_floating_point(), f"targets are real columns, one-hot for classes; got {columns.dtype}.")
+    return kernel, label_kernel(columns)
+
+
+def _tensor(given: Given, what: str) -> Tensor:
+    if isinstance(given, np.ndarray):
+        return torch.from_numpy(given)
+    require(isinstance(given, Tensor), f"{what} is a tensor or a numpy array, got {type(given).__name__}.")
+    return given

@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, check_inputs, samples, take, twice
+from unlazy.kernels.capture import Inputs, check_inputs, explained, samples, take, twice
 from unlazy.kernels.gram import Plan, Progress, empty_result, gram, plan_gram
 from unlazy.kernels.paths.compiled import product_kernel
 from unlazy.kernels.paths.count import Program, chain
@@ -73,13 +73,14 @@ def overlap_kernel(
     ``progress(done, tiles)``.
     Ties are decided as said above and counted by :func:`gate_ties`.
     """
-    if isinstance(model, GatedNet) and model.members is not None:
-        _only_single(output, memory, out, progress)
-        gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
-        biased = bias_paths and model.settings.value_bias
-        return _stacked(gates, gates if gates2 is None else gates2, biased=biased, log=log).to(dtype)
-    kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=_kind(dtype, out))
-    return _gram(kernel, x, x2, memory, out, progress)
+    with explained(model, x, x2):
+        if isinstance(model, GatedNet) and model.members is not None:
+            _only_single(output, memory, out, progress)
+            gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
+            biased = bias_paths and model.settings.value_bias
+            return _stacked(gates, gates if gates2 is None else gates2, biased=biased, log=log).to(dtype)
+        kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=_kind(dtype, out))
+        return _gram(kernel, x, x2, memory, out, progress)
 
 
 def plan_overlap(
@@ -101,8 +102,9 @@ def plan_overlap(
         raise Unsupported(
             "GatedNet", "a stack is computed member by member in one go", "Pick one with member(net, index)."
         )
-    kernel = _kernel(model, x, log=False, bias_paths=bias_paths, output=output, dtype=dtype)
-    return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=held)
+    with explained(model, x, x2):
+        kernel = _kernel(model, x, log=False, bias_paths=bias_paths, output=output, dtype=dtype)
+        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=held)
 
 
 def layer_overlap(
@@ -120,22 +122,23 @@ def layer_overlap(
 
     Equals the overlap kernel for dense chains; treats every other layer as if it were dense. Options as there.
     """
-    if isinstance(model, GatedNet) and model.members is not None:
-        _only_single(None, memory, out, progress)
-        gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
-        return _stacked(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
-    widths = tuple(layer[0].numel() for layer in _layers(model, _probe(x)))
-    program = _chain_program(widths, 1, False, None, _device(x))
+    with explained(model, x, x2):
+        if isinstance(model, GatedNet) and model.members is not None:
+            _only_single(None, memory, out, progress)
+            gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
+            return _stacked(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
+        widths = tuple(layer[0].numel() for layer in _layers(model, _probe(x)))
+        program = _chain_program(widths, 1, False, None, _device(x))
 
-    def opens(part: Inputs) -> dict[int, Tensor]:
-        found = [layer.flatten(1) for layer in _layers(model, part)]
-        same = tuple(layer.shape[1] for layer in found) == widths
-        require(same, "the gates of this network depend on its input; there is no common product over layers.")
-        return dict(zip(program.graph.gates(), found, strict=True))
+        def opens(part: Inputs) -> dict[int, Tensor]:
+            found = [layer.flatten(1) for layer in _layers(model, part)]
+            same = tuple(layer.shape[1] for layer in found) == widths
+            require(same, "the gates of this network depend on its input; there is no common product over layers.")
+            return dict(zip(program.graph.gates(), found, strict=True))
 
-    pairs = samples(x) * samples(x if x2 is None else x2)
-    kernel = product_kernel(program, opens, pairs, log=log, dtype=_kind(dtype, out), device=_device(x))
-    return _gram(kernel, x, x2, memory, out, progress)
+        pairs = samples(x) * samples(x if x2 is None else x2)
+        kernel = product_kernel(program, opens, pairs, log=log, dtype=_kind(dtype, out), device=_device(x))
+        return _gram(kernel, x, x2, memory, out, progress)
 
 
 def path_count(
@@ -147,13 +150,14 @@ def path_count(
     output: int | None = None,
 ) -> Float[Tensor, "*members n"]:
     """Number of active paths of each input: the diagonal of the overlap kernel, for the same networks and options."""
-    if isinstance(model, GatedNet):
-        gates = hard_gates(model, x)
-        if _dense(model, gates):
-            everything = [torch.ones_like(layer[..., :1, :]) for layer in gates]
-            return _stacked(gates, everything, biased=bias_paths and model.settings.value_bias, log=log)[..., 0]
-    kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=torch.float64)
-    return kernel.diagonal(x)
+    with explained(model, x):
+        if isinstance(model, GatedNet):
+            gates = hard_gates(model, x)
+            if _dense(model, gates):
+                everything = [torch.ones_like(layer[..., :1, :]) for layer in gates]
+                return _stacked(gates, everything, biased=bias_paths and model.settings.value_bias, log=log)[..., 0]
+        kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=torch.float64)
+        return kernel.diagonal(x)
 
 
 def neural_path_kernel(model: nn.Module, x: Tensor) -> Float[Tensor, "*members n n"]:
@@ -171,10 +175,11 @@ def neural_path_kernel(model: nn.Module, x: Tensor) -> Float[Tensor, "*members n
         if settings.experts == "linear":
             return overlap_kernel(model, x) * (x @ x.mT).double()
         return overlap_kernel(model, x) * next(model.value_layers[0].parameters()).shape[-1]
-    graph = trace(model, _probe(x)).graph
-    _check_products(graph)
-    kernel = _foreign(model, x, graph, log=False, dtype=torch.float64, products=True)
-    return _gram(kernel, x)
+    with explained(model, x):
+        graph = trace(model, _probe(x)).graph
+        _check_products(graph)
+        kernel = _foreign(model, x, graph, log=False, dtype=torch.float64, products=True)
+        return _gram(kernel, x)
 
 
 def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"]]:
@@ -184,15 +189,16 @@ def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"
     max-pools the cells whose maximum is reached twice and is not 0 (the first position counts as open; adaptive max-pools are
     not looked at).
     """
-    check_inputs(x)
-    if isinstance(model, GatedNet):
-        if model.settings.gating == "open":
-            return {}
-        with torch.no_grad():
-            layers = model.pre_activations(x)
-        return {f"layer {i + 1}": _per_sample(pre == 0, model.members) for i, pre in enumerate(layers)}
-    parts = [record_ties(model, take(x, slice(i, i + CHUNK))) for i in range(0, samples(x), CHUNK)]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    with explained(model, x):
+        check_inputs(x)
+        if isinstance(model, GatedNet):
+            if model.settings.gating == "open":
+                return {}
+            with torch.no_grad():
+                layers = model.pre_activations(x)
+            return {f"layer {i + 1}": _per_sample(pre == 0, model.members) for i, pre in enumerate(layers)}
+        parts = [record_ties(model, take(x, slice(i, i + CHUNK))) for i in range(0, samples(x), CHUNK)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 # --- gates at hand -------------------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ def kernel_regression(
     2.0
     """
     require(ridge >= 0, f"ridge must be at least 0, got {ridge!r}.")
+    n, shapes = len(kernel), ", ".join(str(tuple(each.shape)) for each in (kernel, y, cross))
+    fits = tuple(kernel.shape) == (n, n) and tuple(y.shape[:-1]) == (n,) and cross.ndim == 2 and cross.shape[1] == n
+    require(fits, f"a kernel [n, n], targets [n, outputs] and a cross kernel [m, n] are expected, got {shapes}.")
     wide = kernel.double()
     wide = wide + ridge * wide.diagonal().mean() * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
     factor, failed = torch.linalg.cholesky_ex(wide)

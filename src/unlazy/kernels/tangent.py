@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, samples, take
+from unlazy.kernels.capture import Inputs, check_module, explained, samples, take
 from unlazy.kernels.engine import RulesBroke, TangentKernel
 from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
 from unlazy.kernels.layers import sum_of
@@ -67,7 +67,9 @@ def tangent_kernel(
         require(
             plain and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set, and no more."
         )
-        return stack_tangent_kernel(model, x, str(outputs), parameters, surrogate)
+        with explained(model, x):
+            return stack_tangent_kernel(model, x, str(outputs), parameters, surrogate)
+    check_module(model)
     model, x, x2 = _in_precision(model, x, x2, precision)
 
     def compute(way: str) -> Tensor | Any:
@@ -78,7 +80,8 @@ def tangent_kernel(
         with kernel.ready():
             return gram(kernel, x, x2, memory=kernel.budget, out=out, progress=progress)
 
-    return _with_fallback(compute, method)
+    with explained(model, x, x2):
+        return _with_fallback(compute, method)
 
 
 def _with_fallback(compute: Callable[[str], Result], method: str) -> Result:
@@ -106,13 +109,15 @@ def tangent_diagonal(
             blocks = torch.cat([sum_of([own_block(share) for share in kernel.features(part)]) for part in parts])
         return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
 
-    return _with_fallback(compute, method)
+    with explained(model, x):
+        return _with_fallback(compute, method)
 
 
 def layer_kernels(
     model: nn.Module, x: Inputs, *, outputs: Outputs = "trace", method: str = "auto"
 ) -> dict[str, Tensor]:
     """The kernel's parts by module, which add up to it exactly (trainable parameters)."""
+    check_module(model)
     names = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
     return {
         name: tangent_kernel(model, x, outputs=outputs, parameters=direct_names(model, name), method=method)
@@ -140,7 +145,8 @@ def plan_tangent(
         kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, memory=memory)
         return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), kernel.budget, held=held)
 
-    return _with_fallback(compute, method)
+    with explained(model, x, x2):
+        return _with_fallback(compute, method)
 
 
 def tangent_features(
@@ -153,7 +159,8 @@ def tangent_features(
         with kernel.ready():
             return torch.cat(explicit_rows(kernel.features(x)), dim=-1)
 
-    return _with_fallback(compute, method)
+    with explained(model, x):
+        return _with_fallback(compute, method)
 
 
 # --- precision -----------------------------------------------------------------------------------------------

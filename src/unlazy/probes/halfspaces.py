@@ -27,6 +27,12 @@ def half_spaces(net: GatedNet) -> HalfSpaces:
     Read off the gating branch itself: it is affine in x, so its value at 0 is the offset and its change along
     each input coordinate is the normal. No formula per layer type is needed.
     """
+    if not isinstance(net, GatedNet):
+        raise Unsupported(
+            type(net).__name__,
+            "it is no network of ours, so that no one knows its gating branch",
+            "Half-spaces are those of a DLGN; gates of other networks: overlap_kernel and path_count.",
+        )
     if net.settings.gating != "linear":
         raise Unsupported(
             f"GatedNet(gating={net.settings.gating!r})",

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
+from unlazy.claims.nearest import nearest
 from unlazy.runtime import InputError
 
 SCALES = ("smoke", "desk", "paper")
@@ -189,7 +190,9 @@ def find_studies(name: str) -> list[StudyEntry]:
     found = [entry for entry in STUDIES if name in (entry.name, entry.paper)]
     if not found:
         known = sorted({entry.name for entry in STUDIES} | {entry.paper for entry in STUDIES})
-        raise InputError(f"there is no study or paper {name!r}; there is: {', '.join(known)}.")
+        meant = nearest(name, known)
+        hint = f"did you mean {meant}? `unlazy studies` lists all" if meant else f"there is: {', '.join(known)}"
+        raise InputError(f"there is no study or paper {name!r}; {hint}.")
     return found
 
 

@@ -108,6 +108,12 @@ def fit(
     The final files are bit for bit those of an uninterrupted call (same thread count). A finished run is returned
     as it is.
     """
+    for measure in measures:
+        require(
+            isinstance(measure, Measure),
+            f"measures are a list of Measure(probe, when), got {measure!r}; [] trains without looking, "
+            "Measure(unlazy.probes.standard.tangents, Fixed.at((0, 100))) stores two tangent kernels.",
+        )
     folder, data = Path(folder), data.to(getattr(torch, recipe.dtype))
     plain = recipe.to_dict(data, measures)
     if start is not None:

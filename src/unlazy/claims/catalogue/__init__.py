@@ -4,6 +4,7 @@ from unlazy.claims.catalogue.claim import Claim
 from unlazy.claims.catalogue.emergence import EMERGENCE
 from unlazy.claims.catalogue.halfspace import HALF_SPACE
 from unlazy.claims.catalogue.tangent import TANGENT
+from unlazy.claims.nearest import nearest
 
 __all__ = ["CATALOGUE", "Claim", "by_id"]
 
@@ -17,6 +18,6 @@ def by_id(claim_id: str) -> Claim:
     try:
         return _BY_ID[claim_id]
     except KeyError:
-        nearest = claim_id.strip().upper()
-        hint = f"did you mean {nearest!r}?" if nearest in _BY_ID else f"known ids: {', '.join(_BY_ID)}"
+        found = nearest(claim_id, _BY_ID)
+        hint = f"did you mean {found!r}?" if found else f"known ids: {', '.join(_BY_ID)}"
         raise KeyError(f"no claim has the id {claim_id!r}; {hint}") from None
