@@ -25,9 +25,9 @@ def main(steps: int = 400, run: str | None = None) -> ul.Verdict:
     often = digits != 8  # the eights are rare in training: one in twenty of them is kept
     kept = torch.nonzero(often | (torch.rand(len(digits)) < 0.05))[:, 0]
     model = network()
-    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    with ul.Scope(model, probe=(images[:256], digits[:256]), run=run) as scope:
+    with ul.Scope(model, probe=(images[:256], digits[:256]), run=run, steps=steps) as scope:
         for step in range(1, steps + 1):
             batch = kept[torch.randint(len(kept), (64,))]
             loss = cross_entropy(model(images[batch]), digits[batch])

@@ -39,7 +39,7 @@ def main(steps: int = 400, run: str | None = None) -> ul.Verdict:
     model = Adder()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    with ul.Scope(model, probe=(text, answer), run=run) as scope:
+    with ul.Scope(model, probe=(text, answer), run=run, steps=steps) as scope:
         for step in range(1, steps + 1):
             batch = torch.randint(len(text), (64,))
             loss = cross_entropy(model(text[batch]), answer[batch])

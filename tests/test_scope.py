@@ -152,6 +152,10 @@ def test_a_data_set_brings_its_groups(tmp_path: Path) -> None:
         (lambda net, x, y: Scope(net, (x, y), output=lambda out: 3), "must return a tensor"),
         (lambda net, x, y: Scope(net, (x, y), output=lambda out: out.argmax(1)), "real numbers"),
         (lambda net, x, y: Scope(net, (x, y), output=lambda out: out.mean(0)), "one row per sample"),
+        (lambda net, x, y: Scope(net, (x[:, :4], y)), r"x, torch.float64 \[30, 4\]: mat1 and mat2 .*30x4 and 5x12"),
+        (lambda net, x, y: Scope(net, ((x, x), y)), r"torch.float64 \[30, 5\], torch.float64 \[30, 5\]: .*argument"),
+        (lambda net, x, y: Scope(net, ({"x": x}, y)), r"x torch.float64 \[30, 5\]: .*unexpected keyword argument"),
+        (lambda net, x, y: Scope(nn.Embedding(3, 3), (x.abs().long() + 3, y)), r"torch.int64 \[30, 5\]: index out of"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_before_training(mlp, make, says: str) -> None:

@@ -113,6 +113,22 @@ def test_sinks_get_every_number_and_a_broken_one_is_dropped(mlp) -> None:
     assert sink.closed == 1
 
 
+def test_the_report_says_what_looking_cost_in_plain_words(mlp) -> None:
+    """A short training spends within the second that is always allowed; a share of next to nothing would say nothing."""
+    net, x, y = mlp
+    scope = Scope(net, (x, y), strict=True)
+    loop(net, x, y, scope, range(1, 30))
+    scope.finish()
+    session = scope._session
+    session.budget.spent, session.trained = 0.4, 0.05
+    assert "Looking took 0.40 s beside 0.05 s of training (up to one second in all is always allowed)" in scope.report()
+    assert "%" not in scope.report()
+    session.budget.spent, session.trained = 3.0, 100.0
+    assert "Looking took 3.00 s beside 100.00 s of training, 3.0 % of it" in scope.report()
+    reasons = scope.verdict().reasons
+    assert all(reason in scope.report() for reason in reasons)
+
+
 def test_report_and_notebook_view(mlp) -> None:
     net, x, y = scope_nets.build("gelu")
     scope = Scope(net, (x, y), budget=ALWAYS, strict=True)
@@ -122,6 +138,8 @@ def test_report_and_notebook_view(mlp) -> None:
     assert "tangent_distance" in text
     assert "no gate_flips" in text
     assert "gelu has no hard gate" in text
+    assert text.startswith(f"Verdict: {scope.verdict().label}. ")
+    assert scope._repr_html_().count("do not decide") == 1
     assert "of training" in text
 
 

@@ -14,6 +14,7 @@ import cases
 import scope_nets
 from unlazy import (
     InputError,
+    Scope,
     feature_ansatz,
     layer_kernels,
     linearise,
@@ -128,6 +129,26 @@ def test_linearisation_is_the_linearised_network(name: str) -> None:
     assert torch.allclose(now["linear"], expected, atol=1e-9)
     error = (out - expected).norm() / (out - start).norm()
     assert 1e-5 < float(now["linearisation_error"]) == pytest.approx(float(error), rel=1e-6)
+
+
+def test_a_network_that_did_not_move_is_on_its_tangent() -> None:
+    """In single precision: two ways to compute the same outputs differ by rounding, which is no distance at all."""
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True)
+    net = nn.Sequential(nn.TransformerEncoder(block, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(256, 5))
+    x, y = torch.randn(40, 4, 64), torch.arange(40) % 5
+    scope = Scope(net, (x, y), budget=math.inf, views=("tangents",), strict=True)
+    scope.step(1)
+    with torch.no_grad():
+        net[2].bias += 1e-7  # less than the outputs can show
+    scope.step(2)
+    assert list(scope.history.scalars["linearisation_error"].values()) == [0.0, 0.0, 0.0]
+    with torch.no_grad():
+        net[2].weight *= 1.01
+    scope.step(3)
+    assert (
+        0 < scope.history.last("linearisation_error") < 1e-2
+    )  # the last layer is linear: rounding beside a real distance
 
 
 def test_a_linear_model_stays_on_its_tangent() -> None:

@@ -50,6 +50,54 @@ def test_the_planner_keeps_the_budget_at_every_moment(cost: float, second_per_st
         assert budget.spent > 0.5 * 10 or cost < 0.01  # what there was to spend was spent, unless nothing was due
 
 
+def simulated(steps: int, cost: float, known: bool, per_step: float = 0.001) -> tuple[list[int], float]:
+    """The steps of full measurements in a short training whose looks only the grace pays for, and the seconds spent."""
+    budget = Budget(0.05, costs={"dear": cost})
+    planner = Planner(budget, frozenset(), steps=steps if known else None)
+    planner.spread_grace(cost)
+    planner.measured(0, ["dear"], 1.0)
+    seen = []
+    for step in range(1, steps + 1):
+        to_come = per_step * (steps - step) if known else 0.0
+        if planner.due(step, ["dear"], per_step * step, to_come):
+            budget.spent += cost
+            planner.measured(step, ["dear"], 0.5)
+            seen.append(step)
+    return seen, budget.spent
+
+
+@pytest.mark.parametrize("steps", [500, 3000])
+@pytest.mark.parametrize("cost", [0.048, 0.095, 0.19, 0.3])
+def test_a_short_training_of_known_length_is_seen_to_its_end(steps: int, cost: float) -> None:
+    """What one second pays for lies geometrically between the first step and the last: no gap is much wider than it must be."""
+    seen, spent = simulated(steps, cost, known=True)
+    affordable = int(1 / cost + 1e-9) - 1  # one more is kept for the last step
+    assert affordable - 1 <= len(seen) <= affordable
+    assert spent + cost <= 1 + 1e-9
+    first, spread = (seen[1], len(seen) - 2) if seen[:2] == [1, 2] else (1, len(seen))
+    ratio = (steps / first) ** (1 / (spread + 1))
+    for before, after in itertools.pairwise([1, *seen, steps]):
+        assert after <= 1.2 * max(ratio, 1.25) * before + 1
+    assert (seen[:2] == [1, 2]) == (cost < 0.2)  # where there are few, even the first steps may have to wait
+
+
+@pytest.mark.parametrize("cost", [0.048, 0.095, 0.19])
+def test_a_short_training_of_unknown_length_keeps_looks_for_later(cost: float) -> None:
+    seen, spent = simulated(3000, cost, known=False)
+    assert spent + cost <= 1 + 1e-9
+    assert seen[:2] == [1, 2]
+    assert any(10 < step <= 100 for step in seen)
+    assert seen[-1] > 300  # the last decade has its look
+
+
+def test_what_training_time_pays_for_is_not_spared() -> None:
+    """Where the share of training time is more than the grace, looks come when change asks for them."""
+    seen, spent = simulated(2000, 0.05, known=False, per_step=0.1)
+    late = [step for step in seen if step > 400]
+    assert len(late) > 20
+    assert spent < 0.05 * 200
+
+
 def test_known_steps_allow_an_earlier_look() -> None:
     budget = Budget(0.05, grace=0.0, costs={"dear": 1.0})
     assert not budget.affords(["dear"], 10.0, kept_back=1.0)

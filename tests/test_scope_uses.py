@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import pickle
 import sys
 import warnings
@@ -451,3 +452,19 @@ def test_a_loop_that_tells_before_its_update_ends_with_the_network_it_made() -> 
     assert scope.history.steps[-1] == 4
     assert scope.history.scalars["note"][3] == 3
     np.testing.assert_allclose(scope.history.arrays["output"][4], net(x).detach().numpy(), rtol=1e-6)
+
+
+# --- frameworks that are not there ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("adapter", "package"), [("lightning", "lightning"), ("huggingface", "transformers"), ("skorch", "skorch")]
+)
+def test_an_adapter_without_its_framework_says_what_to_install(adapter: str, package: str, monkeypatch) -> None:
+    home = f"unlazy.scope.adapters.{adapter}"
+    monkeypatch.delitem(sys.modules, home, raising=False)
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=f"`pip install {package}` brings it") as caught:
+        importlib.import_module(home)
+    assert isinstance(caught.value, ImportError)  # so that `except ImportError` still means what it says

@@ -61,7 +61,8 @@ def test_the_circle_is_made_again_from_its_words(tmp_path):
 @pytest.mark.parametrize(
     ("x", "y", "kind", "labels"),
     [
-        (np.zeros((1, 3, 2), np.float32), np.array([[[4.0], [7.0], [4.0]]]), "points2d", [0, 1, 0]),
+        (np.zeros((1, 3, 2), np.float32), np.array([[[4.0], [7.0], [4.0]]]), "points2d", [4, 7, 4]),
+        (np.zeros((1, 3, 2), np.float32), np.array([[[-1.0], [1.0], [-1.0]]]), "points2d", [0, 1, 0]),
         (np.zeros((1, 3, 1, 5, 5), np.float32), np.eye(3)[None], "image", [0, 1, 2]),
         (np.zeros((1, 3, 9), np.float32), np.array([[0.1, 0.2, 0.3]]), "vectors", None),
     ],
@@ -198,5 +199,75 @@ def test_a_scope_of_somebodys_own_loop_is_shown_whole(tmp_path):
     assert facts["problems"] == []
     assert "tangent" in facts["maps"]
     assert facts["status"]["state"] == "finished"
+    assert set(facts["verdict"]["words"]) == {"meaning", "gap", "when", "groups"}  # the page prints these
     for name, fact in facts["arrays"].items():
         assert ask(payload, f"array/mine/{name}/{fact['steps'][-1]}").body
+
+
+class Letters(torch.nn.Module):
+    """Scores from whole numbers, one argument or two."""
+
+    def __init__(self, outputs: int = 10) -> None:
+        super().__init__()
+        self.letters, self.head = torch.nn.Embedding(12, 8), torch.nn.Linear(8, outputs)
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor | None = None) -> torch.Tensor:
+        found = self.letters(first) + (0 if second is None else self.letters(second))
+        return self.head(torch.relu(found).mean(1))
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "several", "vectors"])
+@pytest.mark.parametrize("classes", [[3, 5, 8], list(range(10))])
+def test_positive_margins_are_as_many_as_right_answers(tmp_path, inputs, classes):
+    from unlazy import Scope
+    from unlazy.studio.probe import probe_of
+
+    random = torch.Generator().manual_seed(0)
+    labels = torch.tensor(classes)[torch.arange(40) % len(classes)]
+    text = torch.randint(12, (40, 4), generator=random)
+    x = {"tokens": text, "several": {"first": text, "second": text.flip(1)}, "vectors": torch.randn(40, 5)}[inputs]
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.ReLU(), torch.nn.Linear(9, 10))
+    net = net if inputs == "vectors" else Letters()
+    with Scope(net, probe=(x, labels), run=tmp_path / "mine") as scope:
+        for step in range(2):
+            scope.step(step)
+    payload = Payload(Shelf(tmp_path))
+    facts = told(payload, "run/mine")
+    assert (facts["probe"]["labels"], facts["probe"]["n"]) == (labels.tolist(), 40)
+    opened = payload.shelf.open("mine")
+    margins = probe_of(opened).margins(opened.stored("output", 0, 0).read())
+    assert margins is not None
+    assert (margins > 0).mean() == facts["scalars"]["accuracy"]["values"][0][0]
+    aligned = told(payload, "spectrum/mine/tangent")["alignment"][
+        0
+    ]  # class numbers are no sizes: one-hot, as the scope has it
+    assert aligned == pytest.approx(facts["scalars"]["tangent_alignment"]["values"][0][0], abs=1e-5)
+
+
+def test_no_classes_no_margins():
+    from unlazy.studio.probe import Probe
+
+    output = np.eye(3)
+    assert Probe(y=np.array([[0.5], [1.0], [2.0]])).margins(output) is None
+    assert Probe(y=np.array([[0.0], [1.0], [3.0]])).margins(output) is None  # there is no output 3
+    assert Probe().margins(output) is None
+    assert Probe(y=np.array([[0.0], [1.0], [2.0]])).margins(output[:, :1]) is None
+    found = Probe(y=np.array([[0.0], [1.0], [1.0]])).margins(output)
+    assert found is not None
+    assert found.tolist() == [1, 1, -1]
+
+
+def test_rows_of_a_kernel_are_the_samples_the_scope_chose(tmp_path):
+    rows = [1, 2, 5, 7]
+    scope = {"probe_kind": "vectors", "groups": {}, "rows": {"tangent": rows}}
+    labels = np.array([[0, 1, 2, 0, 1, 2, 0, 1]])
+    head = header(recipe={"name": "mine", "batch": 4, "scope": scope})
+    write_run(tmp_path / "run", head=head, n=4, once={"probe_y": labels})
+    payload = Payload(Shelf(tmp_path))
+    assert told(payload, "run/run")["probe"]["rows"] == {"tangent": rows}
+    hot = torch.nn.functional.one_hot(torch.from_numpy(labels[0])).double()
+    for name, chosen in (("tangent", rows), ("overlap", [0, 2, 4, 6])):
+        kernel = torch.from_numpy(arrays_at(0, n=4)[name][0]).double()
+        wanted = float(centered_alignment(kernel, hot[chosen]))
+        assert told(payload, f"spectrum/run/{name}")["alignment"][0] == pytest.approx(wanted, rel=1e-6)

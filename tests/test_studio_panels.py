@@ -19,6 +19,7 @@ from unlazy.studio.shelf import Shelf
 
 UNIT: dict[str, Any] = {"layer": 1, "unit": 2}
 OTHER: dict[str, Any] = {"other": "second", "member2": 0}
+CLASSES = np.array([3, 5, 8])[np.arange(30) % 3]
 VERDICT = {
     "label": "rich",
     "when": {"network": 4},
@@ -61,6 +62,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             writer.record(
                 step, {}, {"normals": random.normal(size=(1, 2, 6, 64)), "offsets": random.normal(size=(1, 2, 6))}
             )
+        writer.finish()
+    for name, steps in (("classes", (0, 5)), ("others", (0, 3))):
+        with Writer(folder / name, header(name, 1)) as writer:
+            for step in steps:
+                writer.record(step, {}, {"output": random.normal(size=(1, 30, 12)), "probe_y": CLASSES[None]})
+            writer.finish()
+    with Writer(folder / "real", header("real", 1)) as writer:
+        output, targets = random.normal(size=(2, 1, 20, 3))
+        writer.record(0, {}, {"output": output, "probe_y": targets})
         writer.finish()
     return folder
 
@@ -116,6 +126,45 @@ def test_figure_and_code_are_the_same_picture(payload, tmp_path, monkeypatch, pa
     (tmp_path / "route").write_bytes(ask(payload, f"figure/first/{panel}.png", step=4, member=1, **more).body)
     assert np.array_equal(imread(made), imread(tmp_path / "route", format="png"))
     assert imread(made).std() > 0.01  # something is drawn
+
+
+def dots(axis: Any) -> np.ndarray:
+    """Heights of all dots of a figure, in order."""
+    drawn = [marks.get_offsets() for marks in axis.collections if type(marks).__name__ == "PathCollection"]
+    return np.sort(np.concatenate([np.asarray(places)[:, 1] for places in drawn]))
+
+
+def ahead_of_the_others(payload: Payload, key: str, step: int) -> np.ndarray:
+    """Margins by the plainest means."""
+    output = payload.shelf.open(key).stored("output", step, 0).read()
+    return np.array([row[own] - max(np.delete(row, own)) for row, own in zip(output, CLASSES, strict=True)])
+
+
+def test_the_figure_of_classes_is_the_margins_of_the_page(payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    axis = run_code(payload, "output", "classes", step=5).axes[0]
+    wanted = ahead_of_the_others(payload, "classes", 5)
+    assert np.allclose(dots(axis), np.sort(wanted))
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["3", "5", "8"]
+    assert axis.get_title("left").endswith(f"right for {(wanted > 0).sum()} of 30")
+
+
+def test_the_figure_of_two_runs_has_the_margins_of_both(payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    axis = run_code(payload, "output", "classes", step=5, other="others").axes[0]
+    wanted = [ahead_of_the_others(payload, "classes", 5), ahead_of_the_others(payload, "others", 3)]
+    assert np.allclose(dots(axis), np.sort(np.concatenate(wanted)))
+    assert [label.get_text() for label in axis.get_legend().get_texts()] == ["first, step 5", "second, step 3"]
+
+
+def test_real_targets_are_drawn_beside_the_output(payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (drawn,) = run_code(payload, "output", "real").axes[0].collections
+    opened = payload.shelf.open("real")
+    wanted = [opened.stored(name, 0, 0).read().ravel() for name in ("probe_y", "output")]
+    assert np.allclose(drawn.get_offsets(), np.stack(wanted, 1))
+    line = lines(run_code(payload, "output", step=4, member=1))
+    assert "target" in line  # one number per sample: a third curve
 
 
 @pytest.mark.parametrize("panel", ["halfspaces", "unit-normals"])
@@ -209,6 +258,8 @@ def test_the_difference_is_the_same_in_figure_and_data(payload, tmp_path, monkey
         ("figure/first/overlap.png?other=nothing", NotHere),
         ("code/first/loss?other=third", NotHere),
         ("code/first/unit-normals?layer=x", BadRequest),
+        ("figure/classes/halfspaces.png", NotHere),  # keeps no inputs
+        ("code/classes/halfspaces", NotHere),
         ("frames/first/overlap?steps=x", BadRequest),
         ("frames/first/overlap?steps=4&kind=else", BadRequest),
     ],

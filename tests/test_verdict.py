@@ -17,7 +17,7 @@ from unlazy.scope import readings as reading_rules
 from unlazy.scope.history import History
 from unlazy.scope.readings import MEASURES, Reading, Readings, readings
 from unlazy.scope.thresholds import Threshold, Thresholds, thresholds
-from unlazy.scope.verdict import LABELS, judge
+from unlazy.scope.verdict import LABELS, MEANINGS, Verdict, judge
 
 LIMITS = Thresholds(
     {
@@ -137,6 +137,55 @@ def test_when_it_left_the_lazy_regime() -> None:
     still = {"linearisation_error": {0: 0.0, 1: 0.01}}
     assert judge(seen(0.3, curves=still), LIMITS).when == {"network": None, "linearisation_error": None}
     assert "never left" in str(judge(seen(0.3, curves=still), LIMITS))
+
+
+def test_it_says_between_which_steps_it_left_the_lazy_regime() -> None:
+    """Nobody looked between two measurements, so no step between them is told."""
+
+    def crossing(*steps: int) -> Verdict:
+        curve = dict.fromkeys(steps[:-1], 0.01) | {steps[-1]: 0.9}
+        return judge(seen(60.0, curves={"linearisation_error": curve}), LIMITS)
+
+    assert crossing(0, 16, 500).when_text() == "It left the lazy regime between step 16 and step 500."
+    assert crossing(0, 16, 500).when_after == {"network": 16, "linearisation_error": 16}
+    assert crossing(0, 16, 17).when_text() == "It left the lazy regime at step 17."
+    assert crossing(3).when_text() == "It left the lazy regime by step 3."
+    assert crossing(3).when_after == {"network": None, "linearisation_error": None}
+    unsure = replace(crossing(0, 16, 500), label="cannot tell")
+    assert unsure.when_text() == "The estimate passed the lazy border between step 16 and step 500."
+    back = judge(seen(0.3, curves={"linearisation_error": {0: 0.0, 8: 0.9, 20: 0.01}}), LIMITS)
+    assert "beyond the lazy border at step 8, but came back" in back.when_text()
+    assert back.when_after["network"] == 0
+    never = judge(seen(0.3, curves={"linearisation_error": {0: 0.0, 8: 0.01}}), LIMITS)
+    assert never.when_after == {"network": None, "linearisation_error": None}
+
+
+def test_a_measure_that_is_not_a_number_is_no_look_at_the_network() -> None:
+    """Steps at which nothing could be pooled are none of those between which it left."""
+    curves = {"linearisation_error": {0: 0.0, 4: math.nan, 9: 0.9}}
+    verdict = judge(seen(60.0, curves=curves), LIMITS)
+    assert (verdict.when_after["network"], verdict.when["network"]) == (0, 9)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 60.0])
+def test_every_verdict_says_which_twin_its_gap_is_about(scale: float) -> None:
+    verdict = judge(seen(scale), LIMITS)
+    before, _, after = str(verdict).partition("Estimated gap to its linearised twin (")
+    assert after
+    assert "a linear model on" in before
+    assert "(its linearised twin)" in before
+
+
+def test_the_written_words_are_those_that_are_printed() -> None:
+    curves = {"linearisation_error": {0: 0.0, 16: 0.01, 500: 0.9}}
+    for verdict in (judge(replace(grouped(), curves=curves), LIMITS), judge(seen(1.0), LIMITS)):
+        words = verdict.to_dict()["words"]
+        assert list(words) == ["meaning", "gap", "when", "groups"]
+        assert all(sentence in str(verdict) for sentence in words.values())
+        assert words["meaning"] == MEANINGS[verdict.label]
+        assert words["gap"].startswith("Estimated gap to its linearised twin")
+    assert words["when"] == words["groups"] == ""  # nothing is known of either
+    assert "between step 16 and step 500" in judge(replace(grouped(), curves=curves), LIMITS).to_dict()["words"]["when"]
 
 
 def test_thresholds_must_grow_and_go_through_json() -> None:

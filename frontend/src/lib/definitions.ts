@@ -45,11 +45,26 @@ export const DEFINITIONS: Record<string, Definition> = {
     text: "Paths from input to output with all gates open.",
     equation: "paths(x) = \u220f\u2097 \u2016g\u2097(x)\u2016\u2081",
   },
+  flips: {
+    title: "Gate flips per sample",
+    text: "For each sample, the share of gates that opened or closed since the start.",
+  },
+  linear: {
+    title: "Linearised network",
+    text: "What the network\u2019s tangent at the start says of each sample, at the parameters of now.",
+  },
+  agop_correlation: {
+    title: "Weights and gradients",
+    text: "How far W\u1d40W of a layer looks like the average outer product of the gradients by its inputs (AGOP).",
+  },
   plane: {
     title: "Output over the plane",
     text: "The network\u2019s output everywhere, with the borders of its half-spaces.",
   },
 };
+
+/** The name of a panel as a heading. */
+export const titleOf = (name: string): string => definitionOf(name).title.replace(/^./, (c) => c.toUpperCase());
 
 export const definitionOf = (name: string): Definition =>
   DEFINITIONS[name] ?? { title: name.replace(/_/g, " "), text: "As the run stored it." };

@@ -15,9 +15,11 @@ export interface Ordering {
   moved: boolean; // false: as stored
 }
 
-/** Sample of each stored row of a kernel with `rows` rows. */
-export function samplesOf(rows: number, probe: Probe): number[] {
-  if (probe.picked?.length === rows) return probe.picked;
+/** Sample of each row of the kernel `name`, shown with `rows` rows, each the first of `block` stored ones. */
+export function samplesOf(rows: number, probe: Probe, name = "", block = 1): number[] {
+  for (const some of [probe.rows?.[name], probe.picked])
+    if (some && Math.ceil(some.length / block) === rows)
+      return Array.from({ length: rows }, (_, row) => some[row * block]);
   const stride = Math.max(1, Math.floor((probe.n ?? rows) / rows));
   return Array.from({ length: rows }, (_, row) => row * stride);
 }

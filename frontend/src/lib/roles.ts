@@ -3,6 +3,7 @@
 import { groupName } from "./format.ts";
 import { indexBefore } from "./rail.ts";
 import type { ArrayInfo, RunInfo, Series } from "./types.ts";
+import { leftLazy } from "./verdict.ts";
 
 /** Steps at which a member has this array: some members are looked at more often than the others. */
 export const stepsOf = (info: ArrayInfo, member: number): number[] => info.own?.[String(member)] ?? info.steps;
@@ -58,6 +59,12 @@ export function valueAt(series: Series | undefined, step: number, member: number
   return series.steps[index] <= step ? (series.values[index][member] ?? null) : null;
 }
 
+/** Why a run shows no half-spaces: its units have none in input space, or they were not stored. */
+export function noHalfSpaces(model: Record<string, unknown> | null | undefined): string {
+  if (model?.gating === "own") return "no half-spaces: a ReLU unit listens to what the units before it let through";
+  return model?.gating === "linear" ? "this run did not store its half-spaces" : "no half-spaces in this run";
+}
+
 export interface Moment {
   step: number;
   words: string;
@@ -74,8 +81,8 @@ export function momentsOf(run: RunInfo, member: number): Moment[] {
     const at = series.values.findIndex((row) => row[member] !== null && row[member]! <= first / 10);
     return at > 0 ? { step: series.steps[at], words: `${groupName(name)} learned`, group } : null;
   });
-  const left = run.verdict?.when?.network;
-  const rich = typeof left === "number" ? { step: left, words: "no longer lazy", group: -1 } : null;
+  const left = leftLazy(run.verdict);
+  const rich = left === null ? null : { step: left, words: "no longer lazy", group: -1 };
   const sorted = [...found, rich].filter((moment) => moment !== null).sort((a, b) => a.step - b.step);
   const merged: Moment[] = [];
   for (const moment of sorted) {

@@ -2,7 +2,7 @@
 
 import { range } from "../panels/draw.ts";
 import { unitsOf, type Unit } from "../panels/halfspaces.ts";
-import { groupOf, labelOf } from "./order.ts";
+import { columnsOf, ranksOf, type Column } from "./samples.ts";
 import type { RunView } from "./run.svelte.ts";
 import { studio } from "./studio.svelte.ts";
 
@@ -67,23 +67,16 @@ export class Scene {
   });
   #units: Unit[][] = [];
 
-  /** Columns for panels that show one number per sample: classes, else groups, else everything. */
-  readonly bands = $derived.by((): { name: string; samples: number[] }[] => {
+  /** Columns for panels that show one number per sample. */
+  readonly bands = $derived.by((): Column[] => {
     const { probe } = this.view.info!;
-    const count = this.n || probe.labels?.length || 0;
-    const groups = Object.entries(probe.groups ?? {});
-    if (groups.length && groups.length <= 12) return groups.map(([name, samples]) => ({ name, samples }));
-    const name = probe.labels ? labelOf : groupOf;
-    const found = new Map<string, number[]>();
-    for (let sample = 0; sample < count; sample++) {
-      const band = name(sample, probe) ?? "all";
-      const list = found.get(band);
-      if (list) list.push(sample);
-      else found.set(band, [sample]);
-    }
-    return [...found]
-      .sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))
-      .slice(0, 12)
-      .map(([band, samples]) => ({ name: band, samples }));
+    return columnsOf(probe, this.n || probe.labels?.length || 0);
+  });
+  /** Which colour the class of a sample has; null without classes. */
+  readonly ranks = $derived.by((): number[] | null => {
+    const labels = this.view.info?.probe.labels;
+    if (!labels) return null;
+    const rank = ranksOf(labels);
+    return labels.map((label) => rank.get(label)!);
   });
 }

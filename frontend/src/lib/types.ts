@@ -43,6 +43,7 @@ export interface Probe {
   labels?: (number | string)[] | null;
   frequencies?: Record<string, number> | null;
   picked?: number[] | null; // samples that the rows of the kernels stand for
+  rows?: Record<string, number[]> | null; // the same for a kernel that saw a choice of its own
 }
 
 export interface Evidence {
@@ -57,15 +58,20 @@ export interface Evidence {
 
 type GroupNumber = "share" | "mass_first" | "mass_last" | "mass_gain" | "loss_first" | "loss_last";
 export type GroupVerdict = Partial<
-  Record<GroupNumber | "alignment_first" | "alignment_last", number | null> & { verdict: string }
+  Record<GroupNumber | "alignment_first" | "alignment_last", number | null> & { verdict: string; behind: boolean }
 >;
+/** Whole sentences, empty where there is nothing to say. */
+export type VerdictWords = Partial<Record<"meaning" | "gap" | "when" | "groups", string>>;
 
 export interface Verdict {
   label: string;
-  when?: Record<string, number | null>; // the step by which the network, and each measure, left the lazy regime
+  when?: Record<string, number | null>; // the first measured step beyond the lazy border: the network, and each measure
+  when_after?: Record<string, number | null>; // the last measured step before that
+  words?: VerdictWords; // absent in older runs
   evidence?: Evidence[];
   groups?: Record<string, GroupVerdict>;
   reasons?: string[];
+  notes?: string[];
 }
 
 export interface RunInfo {

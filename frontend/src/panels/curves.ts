@@ -116,9 +116,12 @@ export function pickAngle(px: number, width: number, height: number): number | n
   return angle < 0 || angle >= TAU ? null : angle;
 }
 
-export interface StripView {
+export interface Strip {
   values: ArrayLike<number>; // one number per sample
   bands: { name: string; samples: number[] }[];
+}
+export interface StripView extends Strip {
+  second?: Strip | null; // of another run: beside the first in every column, blue and orange
   low: number;
   high: number;
   log?: boolean;
@@ -126,62 +129,154 @@ export interface StripView {
 }
 
 const spread = (i: number): number => ((i * 0.6180339887) % 1) - 0.5; // even and the same every time
+const column = (box: Box, names: string[]): number => (box.right - box.left) / Math.max(names.length, 1);
+/** The columns of one run, or those of both. */
+export const stripNames = (view: StripView): string[] => [
+  ...new Set([view, ...(view.second ? [view.second] : [])].flatMap(({ bands }) => bands.map(({ name }) => name))),
+];
+const stripY =
+  (box: Box, view: StripView) =>
+  (value: number): number =>
+    box.bottom - levelOf(value, view.low, view.high, !!view.log) * (box.bottom - box.top - 6) - 3;
+
+interface Spot {
+  sample: number;
+  x: number;
+  y: number;
+}
+/** Where the dots of one column lie; with two runs each has half of it. */
+function spots(box: Box, view: StripView, own: Strip, name: string): { middle: number; half: number; dots: Spot[] } {
+  const names = stripNames(view);
+  const wide = column(box, names);
+  const aside = view.second ? (own === view ? -0.22 : 0.22) * Math.min(wide, 130) : 0;
+  const middle = box.left + (names.indexOf(name) + 0.5) * wide + aside;
+  const half = view.second ? Math.min(wide * 0.18, 26) : Math.min(wide * 0.35, 45);
+  const y = stripY(box, view);
+  const samples = own.bands.find((band) => band.name === name)?.samples ?? [];
+  const dots = samples.map((sample, i) => ({ sample, x: middle + 2 * half * spread(i), y: y(own.values[sample]) }));
+  return { middle, half, dots };
+}
 
 /** One column per class or group: a dot per sample, a bar at the median. */
 export function drawStrips(pen: Pen, width: number, height: number, view: StripView, look: Look): void {
   const box = plotBox(width, height);
-  const column = (box.right - box.left) / Math.max(view.bands.length, 1);
-  const middle = (band: number): number => box.left + (band + 0.5) * column;
-  const y = (value: number): number =>
-    box.bottom - levelOf(value, view.low, view.high, !!view.log) * (box.bottom - box.top - 6) - 3;
+  const names = stripNames(view);
+  const wide = column(box, names);
+  const y = stripY(box, view);
   const yTicks: Tick[] = view.log
     ? countTicks(view.low, view.high)
     : niceTicks(view.low, view.high).map((v) => [v, short(v)]);
   const label = (name: string): string =>
-    name.length * 6.2 > column ? `${name.slice(0, Math.max(1, Math.floor(column / 6.2) - 1))}\u2026` : name;
+    name.length * 6.2 > wide ? `${name.slice(0, Math.max(1, Math.floor(wide / 6.2) - 1))}\u2026` : name;
   axes(pen, box, look, (v) => v, y, [], yTicks);
   const marked = new Set(view.marks);
-  view.bands.forEach((band, b) => {
-    text(pen, look, label(band.name), middle(b), box.bottom + 15, { colour: look.quiet });
-    pen.fillStyle = hue(b, look);
-    pen.globalAlpha = clamp(40 / band.samples.length, 0.15, 0.6);
-    for (const [i, sample] of band.samples.entries())
-      dot(pen, middle(b) + spread(i) * Math.min(column * 0.7, 90), y(view.values[sample]), 2.2);
-    pen.globalAlpha = 1;
-    const sorted = band.samples
-      .map((sample) => view.values[sample])
-      .filter(Number.isFinite)
-      .sort((p, q) => p - q);
-    if (sorted.length) {
-      const at = Math.round(y(sorted[sorted.length >> 1]));
-      pen.fillRect(middle(b) - Math.min(column * 0.38, 50), at - 1, Math.min(column * 0.76, 100), 2.5);
-    }
-    for (const [i, sample] of band.samples.entries()) {
-      if (!marked.has(sample)) continue;
-      pen.strokeStyle = look.ink;
-      pen.lineWidth = 2;
-      pen.beginPath();
-      pen.arc(middle(b) + spread(i) * Math.min(column * 0.7, 90), y(view.values[sample]), 5, 0, TAU);
-      pen.stroke();
+  names.forEach((name, b) => {
+    text(pen, look, label(name), box.left + (b + 0.5) * wide, box.bottom + 15, { colour: look.quiet });
+    for (const own of view.second ? [view, view.second] : [view]) {
+      const { middle, half, dots } = spots(box, view, own, name);
+      pen.fillStyle = view.second ? (own === view ? look.cool : look.warm) : hue(b, look);
+      pen.globalAlpha = clamp(40 / dots.length, 0.15, 0.6);
+      for (const at of dots) dot(pen, at.x, at.y, 2.2);
+      pen.globalAlpha = 1;
+      const sorted = dots
+        .map(({ sample }) => own.values[sample])
+        .filter(Number.isFinite)
+        .sort((p, q) => p - q);
+      if (sorted.length)
+        pen.fillRect(middle - 1.1 * half, Math.round(y(sorted[sorted.length >> 1])) - 1, 2.2 * half, 2.5);
+      for (const at of dots) {
+        if (!marked.has(at.sample)) continue;
+        pen.strokeStyle = look.ink;
+        pen.lineWidth = 2;
+        pen.beginPath();
+        pen.arc(at.x, at.y, 5, 0, TAU);
+        pen.stroke();
+      }
     }
   });
 }
 
-/** The sample whose dot is nearest to the pointer, within reach. */
-export function pickStrip(px: number, py: number, width: number, height: number, view: StripView): number | null {
-  const box = plotBox(width, height);
-  const column = (box.right - box.left) / Math.max(view.bands.length, 1);
-  const b = Math.floor((px - box.left) / column);
+const nearestSpot = (px: number, py: number, dots: Spot[]): number | null => {
   let best: number | null = null;
   let gap = 144;
-  for (const [i, sample] of (view.bands[b]?.samples ?? []).entries()) {
-    const x = box.left + (b + 0.5) * column + spread(i) * Math.min(column * 0.7, 90);
-    const y =
-      box.bottom - levelOf(view.values[sample], view.low, view.high, !!view.log) * (box.bottom - box.top - 6) - 3;
+  for (const { sample, x, y } of dots) {
     const away = (px - x) ** 2 + (py - y) ** 2;
     if (away < gap) [best, gap] = [sample, away];
   }
   return best;
+};
+
+/** The sample of the (first) run whose dot is nearest to the pointer, within reach. */
+export function pickStrip(px: number, py: number, width: number, height: number, view: StripView): number | null {
+  const box = plotBox(width, height);
+  const names = stripNames(view);
+  const name = names[Math.floor((px - box.left) / column(box, names))];
+  return name === undefined ? null : nearestSpot(px, py, spots(box, view, view, name).dots);
+}
+
+export interface AgainstView {
+  targets: ArrayLike<number>; // [n * outputs], as the output
+  values: ArrayLike<number>;
+  second?: { targets: ArrayLike<number>; values: ArrayLike<number> } | null;
+  outputs: number;
+  low: number; // of the output
+  high: number;
+  marks: number[];
+}
+
+function againstScale(width: number, height: number, view: AgainstView) {
+  const box = plotBox(width, height);
+  const [first, last] = range(Array.from(view.targets).concat(Array.from(view.second?.targets ?? [])));
+  const x = (v: number): number => box.left + 6 + ((v - first) / (last - first || 1)) * (box.right - box.left - 12);
+  const y = (v: number): number =>
+    box.bottom - 3 - clamp((v - view.low) / (view.high - view.low || 1), 0, 1) * (box.bottom - box.top - 6);
+  return { box, x, y, first, last };
+}
+const againstSpots = (view: AgainstView, x: (v: number) => number, y: (v: number) => number): Spot[] =>
+  Array.from(view.values, (value, i) => ({
+    sample: Math.floor(i / view.outputs),
+    x: x(view.targets[i]),
+    y: y(value),
+  }));
+
+/** The output over the target: on the line the network is right. */
+export function drawAgainst(pen: Pen, width: number, height: number, view: AgainstView, look: Look): void {
+  const { box, x, y, first, last } = againstScale(width, height, view);
+  const named = (low: number, high: number): Tick[] => niceTicks(low, high).map((v) => [v, short(v)]);
+  axes(pen, box, look, x, y, named(first, last), named(view.low, view.high));
+  const [from, to] = [Math.max(first, view.low), Math.min(last, view.high)];
+  pen.strokeStyle = look.unit;
+  pen.lineWidth = 3;
+  if (to > from)
+    line(
+      pen,
+      2,
+      (i) => x(i ? to : from),
+      (i) => y(i ? to : from),
+    );
+  pen.globalAlpha = clamp(120 / view.values.length, 0.2, 0.7);
+  pen.fillStyle = view.second ? look.cool : look.ink;
+  const spots = againstSpots(view, x, y);
+  for (const at of spots) dot(pen, at.x, at.y, 2.4);
+  if (view.second) {
+    pen.fillStyle = look.warm;
+    for (const at of againstSpots({ ...view, ...view.second }, x, y)) dot(pen, at.x, at.y, 2.4);
+  }
+  pen.globalAlpha = 1;
+  const marked = new Set(view.marks);
+  for (const at of spots) {
+    if (!marked.has(at.sample)) continue;
+    pen.strokeStyle = look.ink;
+    pen.lineWidth = 2;
+    pen.beginPath();
+    pen.arc(at.x, at.y, 5, 0, TAU);
+    pen.stroke();
+  }
+}
+
+export function pickAgainst(px: number, py: number, width: number, height: number, view: AgainstView): number | null {
+  const { x, y } = againstScale(width, height, view);
+  return nearestSpot(px, py, againstSpots(view, x, y));
 }
 
 function dot(pen: Pen, x: number, y: number, radius: number): void {

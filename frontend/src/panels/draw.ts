@@ -29,10 +29,30 @@ export const TAU = 2 * Math.PI;
 export const clamp = (value: number, low: number, high: number): number => Math.min(high, Math.max(low, value));
 export const css = (colour: Rgb): string => `rgb(${colour[0]} ${colour[1]} ${colour[2]})`;
 
-/** Eight hues that stay apart for colour-blind readers, for classes and groups, on light and on dark paper. */
-const HUES_LIGHT = ["#2166a8", "#bf5b17", "#1b7f5c", "#a8437e", "#7a6a00", "#5b4bab", "#52606b", "#b03a2e"];
-const HUES_DARK = ["#6fb1ee", "#f0984f", "#5fc9a1", "#e58bbd", "#d8c64a", "#a79bf0", "#a5b1bb", "#f08a80"];
-export const hue = (index: number, look: Look): string => (look.dark ? HUES_DARK : HUES_LIGHT)[((index % 8) + 8) % 8];
+/** Ten colours that stay apart for colour-blind readers, for classes and groups, on light and on dark paper. */
+export const HUES_LIGHT = [
+  ...["#2166a8", "#bf5b17", "#145214", "#aa0959", "#a3a329"],
+  ...["#993df5", "#55a6f6", "#f76eb3", "#5c0679", "#0a0ac2"],
+];
+export const HUES_DARK = [
+  ...["#6fb1ee", "#f0984f", "#598f24", "#f6557e", "#dada0b"],
+  ...["#906ef7", "#0bdaa6", "#a32985", "#78593a", "#0a66c2"],
+];
+/** The tenth class is followed by the same colours paler, then darker. */
+export function hue(index: number, look: Pick<Look, "dark">): string {
+  const hues = look.dark ? HUES_DARK : HUES_LIGHT;
+  const place = Math.max(0, Math.trunc(index) || 0);
+  const turn = Math.floor(place / hues.length) % 3;
+  return turn ? mixed(hues[place % hues.length], turn === 1 ? 255 : 0) : hues[place % hues.length];
+}
+const mixed = (colour: string, towards: number): string =>
+  `#${[1, 3, 5]
+    .map((at) =>
+      Math.round(0.55 * parseInt(colour.slice(at, at + 2), 16) + 0.45 * towards)
+        .toString(16)
+        .padStart(2, "0"),
+    )
+    .join("")}`;
 
 export function line(pen: Pen, count: number, x: (i: number) => number, y: (i: number) => number): void {
   pen.beginPath();

@@ -111,8 +111,8 @@ export function extentOf(points: number[][]): number {
   return 1.15 * (most || 1);
 }
 
-export const classColour = (label: number | string | null | undefined, look: Look): string =>
-  label === null || label === undefined ? look.unit : hue(Number(label) || 0, look);
+export const classColour = (rank: number | null | undefined, look: Look): string =>
+  rank === null || rank === undefined ? look.unit : hue(rank, look);
 
 /** Output on a grid (first row: lowest y) as pixels (first row: top). `sign` +1: positive is orange, -1: blue. */
 export function gridPixels(values: ArrayLike<number>, sign: 1 | -1): { pixels: Uint32Array; side: number } {

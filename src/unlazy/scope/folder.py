@@ -16,7 +16,7 @@ from unlazy.scope.gates import open_gates
 from unlazy.scope.measures import Instruments, Start
 from unlazy.scope.probe import Probe
 from unlazy.scope.verdict import Verdict
-from unlazy.store import Run, Writer, write_file
+from unlazy.store import FORMAT, Run, Writer, write_file
 
 KERNELS = ("tangent", "overlap")
 QUANTITIES = {"gates": "gate_flips", "linear": "linearisation_error", "parameters": "parameter_motion"}
@@ -24,15 +24,25 @@ QUANTITIES = {"gates": "gate_flips", "linear": "linearisation_error", "parameter
 
 class Keeper(Writer):
     """The writer of a scope's folder. A scope has no say in the user's training, so nothing it saw is ever measured again:
-    opening the folder once more keeps all complete measurements and goes on behind them, finished or not.
+    opening the folder once more keeps all complete measurements and goes on behind them, finished or not. ``overwrite``: or else
+    drops them and begins anew.
     """
+
+    def __init__(self, folder: Path, header: dict[str, Any], *, overwrite: bool = False) -> None:
+        self._overwrite, self._status_before, self._new_header = overwrite, b"", {"format": FORMAT, **header}
+        super().__init__(folder, header)
 
     def _resume(self, wanted: str) -> tuple[int, dict[str, Any]] | None:
         run = Run(self.folder)
+        if self._overwrite:
+            self._begin_anew(run)
+            return None
+        status = self.folder / "status.json"
+        self._status_before = status.read_bytes() if status.exists() else b""
         if run.id != wanted:
             raise StoreError(
                 f"{self.folder} holds another scope ({run.id}, not {wanted}): another model, probe set or choice of views. "
-                "Choose another folder."
+                "Choose another folder, or replace that one with Scope(..., overwrite=True)."
             )
         lines = run.lines
         metrics = self.folder / "metrics.jsonl"
@@ -42,6 +52,23 @@ class Keeper(Writer):
         named |= {self.folder / "checkpoints" / f"{line.checkpoint}.safetensors" for line in lines if line.checkpoint}
         self._sweep(named)
         return (lines[-1].step, {}) if lines else None
+
+    def _begin_anew(self, run: Run) -> None:
+        """Drop what an earlier scope kept here; the numbers go first, so that nobody reads them under the new name."""
+        if run.header.get("kind") != "scope":
+            raise StoreError(
+                f"{self.folder} holds a run that no scope wrote, so it is not replaced. Choose another folder."
+            )
+        for name in ("metrics.jsonl", "verdict.json", "status.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        self._start(self._new_header)
+        self._sweep(set())
+
+    def leave(self) -> None:
+        """Go away as if the folder had not been opened."""
+        if self._status_before:
+            write_file(self.folder / "status.json", self._status_before)
+        self.__exit__(None, None, None)
 
     def keep(self, verdict: Verdict) -> None:
         """``verdict.json``, replaced."""

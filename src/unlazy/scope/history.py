@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,15 @@ class History:
             for by_step in self.arrays.values():
                 for step in sorted(by_step)[1:-1:2]:
                     del by_step[step]
+
+    def beginning(self) -> History:
+        """The first measurement alone, as the beginning of another history in memory."""
+        first = replace(self, keep_all=True, steps=[], scalars={}, arrays={})
+        start = self.steps[0]
+        numbers = {name: found[start] for name, found in self.scalars.items() if start in found}
+        arrays = {name: found[start] for name, found in self.arrays.items() if start in found}
+        first.add(start, numbers, arrays)
+        return first
 
     def series(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Steps and values of one number; empty where it was never measured."""

@@ -39,6 +39,7 @@ MOST_GROUPS = 64
 # The most samples that each expensive look takes; fewer where those would take longer than LOOK_SECONDS, but LEAST_ROWS.
 MOST_ROWS = {"gates": 1024, "paths": 1024, "linear": 1024, "overlap": 512, "tangent": 512}
 LOOK_SECONDS, LEAST_ROWS, TIMED_ROWS, TOO_LONG = 0.05, 24, (8, 16), 40
+STILL = 32  # units of rounding: outputs that moved less have not moved
 QUICK = 5.0  # seconds of a first measurement that is worth repeating, to know what the next will take
 Named = dict[str, Tensor]
 Look = Callable[[int], Measured]
@@ -216,6 +217,10 @@ class Instruments:
         """The kernel that the next velocity refers to."""
         self._previous[name] = (step, kernel)
 
+    def output(self, part: Probe | None = None) -> Float[Tensor, "n o"]:
+        """What the model answers now, on all samples or a part of them."""
+        return _output(self.model, part or self.probe)
+
     def part(self, look: str) -> Probe:
         """The samples that a look is taken on: all of them, or some where all would take too long."""
         if look not in self._parts:
@@ -263,7 +268,7 @@ class Instruments:
 
     def outputs(self, step: int) -> Measured:
         """Outputs, loss and accuracy, on all samples and on each group."""
-        out = self._output(self.model)
+        out = self.output()
         if self.start.output is None:
             self.start.output = out
         whole, by_group = losses(self.probe, out)
@@ -272,7 +277,7 @@ class Instruments:
         if self.probe.labels is not None:
             measured["accuracy"] = right(self.probe, out).double().mean()
         if isinstance(self.model, GatedNet) and self.model.settings.gating != "own":
-            measured["loss_hard_gates"] = losses(self.probe, self._output(self.model.hard()))[0]
+            measured["loss_hard_gates"] = losses(self.probe, _output(self.model.hard(), self.probe))[0]
         return measured
 
     def parameters(self, step: int) -> Measured:
@@ -313,7 +318,10 @@ class Instruments:
         return {"paths": logs.mean(), "log_paths": self._spread("paths", logs)} | means
 
     def linear(self, step: int) -> Measured:
-        """How far the outputs are from those of the network's tangent at the start, relative to how far they went."""
+        """How far the outputs are from those of the network's tangent at the start, relative to how far they went.
+
+        0 where they went no further than rounding: the two are computed in two ways, and their difference would be noise.
+        """
         if (
             isinstance(self.model, GatedNet)
             and isinstance(self.model.settings.gate, HardGate)
@@ -322,14 +330,15 @@ class Instruments:
             raise Unsupported("GatedNet", "hard gates have no derivative by their parameters", "Use soft gates.")
         part = self.part("linear")
         before, expected = self._linearised(part)
-        out = self._output(self.model, part)
-        went = (out - before).norm()
-        if step == 0 and not torch.allclose(out, before, rtol=0, atol=_noise(out)):
+        out = self.output(part)
+        if step == 0 and not torch.allclose(out, before, rtol=0, atol=rounding(out)):
             why = (
                 "its outputs differ from pass to pass: it is random in evaluation mode, or the samples of a batch meet"
             )
             raise Unsupported(type(self.model).__name__, why, "Take that layer out.")
-        error = (out - expected).norm() / went if float(went) > 0 else torch.zeros_like(went)
+        went = (out - before).norm()
+        moved = step > 0 and float(went) > STILL * torch.finfo(out.dtype).eps * float(before.norm())
+        error = (out - expected).norm() / went if moved else torch.zeros_like(went)
         return {"linearisation_error": error, "linear": self._spread("linear", expected)}
 
     def _linearised(self, part: Probe) -> tuple[Tensor, Tensor]:
@@ -389,10 +398,6 @@ class Instruments:
         self._previous[name] = (step, kernel)
         return measured
 
-    def _output(self, model: nn.Module, part: Probe | None = None) -> Float[Tensor, "n o"]:
-        with torch.no_grad():
-            return call(model, (part or self.probe).x).detach().clone()
-
     def _overlap(self, part: Probe) -> Float[Tensor, "n n"]:
         """Numbers of common paths; under one common factor where float64 cannot hold them."""
         try:
@@ -411,7 +416,12 @@ def _clean(model: nn.Module, name: str) -> str:
     return name.removeprefix("model").removeprefix(".") if isinstance(model, Chosen) else name
 
 
-def _noise(out: Tensor) -> float:
+def _output(model: nn.Module, part: Probe) -> Float[Tensor, "n o"]:
+    with torch.no_grad():
+        return call(model, part.x).detach().clone()
+
+
+def rounding(out: Tensor) -> float:
     """How far two ways to compute the same outputs may be apart."""
     return 1e3 * torch.finfo(out.dtype).eps * float(out.abs().max())
 

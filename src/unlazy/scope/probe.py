@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.data.dataset import Dataset
-from unlazy.kernels.capture import Inputs, check_inputs, samples
+from unlazy.kernels.capture import Inputs, check_inputs, predictions, samples
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, require, stream
 
@@ -218,16 +218,11 @@ class Chosen(nn.Module):
 
 def logits_of(out: Any) -> Tensor:
     """The tensor of a dict, a tuple or an output object that stands for predictions: ``logits``, or the only candidate."""
-    if isinstance(out, Tensor):
-        return out
-    fields = dict(out) if isinstance(out, Mapping) else {}
-    found = getattr(out, "logits", None) if not fields else fields.get("logits")
-    if isinstance(found, Tensor):
+    found = predictions(out)
+    if found is not None:
         return found
+    fields = dict(out) if isinstance(out, Mapping) else {}
     parts = list(fields.values()) if fields else list(out) if isinstance(out, Sequence) else []
-    tensors = [part for part in parts if isinstance(part, Tensor) and part.ndim >= 1]
-    if len(tensors) == 1:
-        return tensors[0]
     held = f" with {', '.join(map(str, fields))}" if fields else ""
     example = "out['logits']" if fields else "out[0]" if parts else "out.scores"
     raise InputError(
@@ -239,7 +234,13 @@ def chosen_output(model: nn.Module, probe: Probe, output: Choice | None) -> nn.M
     """The model as a function to ``[n, outputs]``: itself where it is one already, else seen through ``output``."""
     x, n = probe.x, len(probe)
     with torch.no_grad():
-        raw = model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple | list) else model(x)
+        try:
+            raw = model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple | list) else model(x)
+        except Exception as error:  # whatever a stranger's model raises
+            raise InputError(
+                f"the model cannot be called with the probe's x, {_shapes(x)}: {error}. Give x as the model gets it in training, "
+                "samples first."
+            ) from error
         out = (output or logits_of)(raw)
     require(isinstance(out, Tensor), f"output= must return a tensor, got {_described(out)}.")
     shape = tuple(out.shape)
@@ -283,6 +284,19 @@ def _mask(name: str, inside: Any, n: int) -> Bool[Tensor, " n"]:
     require(inside.shape == (n,), f"group {name!r} must be [n] = [{n}], got {tuple(inside.shape)}.")
     require(bool(inside.any()), f"group {name!r} holds no sample.")
     return inside
+
+
+def _shapes(x: Inputs) -> str:
+    """Shapes and precisions of what a model is called with.
+
+    >>> _shapes({"a": torch.zeros(2, 3)})
+    'a torch.float32 [2, 3]'
+    """
+    if isinstance(x, Tensor):
+        return f"{x.dtype} {list(x.shape)}"
+    if isinstance(x, Mapping):
+        return ", ".join(f"{name} {_shapes(leaf)}" for name, leaf in x.items())
+    return ", ".join(map(_shapes, x)) if isinstance(x, tuple | list) else type(x).__name__
 
 
 def _described(value: Any) -> str:

@@ -125,9 +125,13 @@ class Budget:
     def predict(self, names: Iterable[str]) -> float:
         return sum(self.costs.get(name, 0.0) for name in names)
 
+    def earned(self, trained: float, to_come: float = 0.0) -> float:
+        """Seconds that the training time pays for."""
+        return UNSEEN * self.share * (trained + self.ahead * to_come)
+
     def allowed(self, trained: float, to_come: float = 0.0) -> float:
         """Seconds that may have been spent by now."""
-        return max(self.grace, UNSEEN * self.share * (trained + self.ahead * to_come))
+        return max(self.grace, self.earned(trained, to_come))
 
     def affords(
         self, names: Iterable[str], trained: float, *, kept_back: float, to_come: float = 0.0, part: float = 1.0
@@ -138,18 +142,26 @@ class Budget:
 
 LIGHT = 0.3  # share of the budget that light measurements may use up on their own: the others must get their turn
 
-GRACE_STEPS = 1000  # that the grace should reach where it pays for few measurements
+GRACE_STEPS = 1000  # that geometric gaps should reach where the grace pays for few measurements
+FIRST, ENOUGH = 2, 5  # these steps are seen in any case where the grace pays for so many measurements
+FAR = 10_000  # steps that the grace should last for where nobody said how many there will be; later, as far again
 
 
 @dataclass
 class Planner:
-    """Which looks are due now: all of them, only the light ones, or none."""
+    """Which looks are due now: all of them, only the light ones, or none. ``steps``: how long training will be, if known.
+
+    As long as the grace pays, what is left of it is spread geometrically over the steps to come, so that a short training is seen
+    to its end and not only in its first steps. Whatever training time itself pays for is taken when it is due.
+    """
 
     budget: Budget
     light: frozenset[str]
     full: Paced = field(default_factory=Paced)
     quick: Paced = field(default_factory=Paced)
     skipped: int = 0
+    steps: int | None = None
+    seen: int = 0  # the last step at which everything was looked at
 
     def spread_grace(self, cost: float) -> None:
         """Widen the first gaps where the grace pays for few measurements: they should not all go to the first steps.
@@ -168,10 +180,10 @@ class Planner:
             return []
         names = [*looks, "writing"]
         last = self.budget.predict(names)
-        if everything:
-            if self.budget.affords(names, trained, kept_back=last, to_come=to_come):
-                return names[:-1]
+        if everything and not self.budget.affords(names, trained, kept_back=last, to_come=to_come):
             self._wait(step, last, trained)
+        elif everything and not self._spared(step, last, trained, to_come):
+            return names[:-1]
         if self.quick.due(step):
             light = [name for name in names if name in self.light]
             with_writing = [*light, "writing"]
@@ -185,6 +197,19 @@ class Planner:
         self.quick.measured(step, change)
         if not set(names) <= self.light:
             self.full.measured(step, change)
+            self.seen = step
+
+    def _spared(self, step: int, cost: float, trained: float, to_come: float) -> bool:
+        """Whether the grace that would pay for this look is better kept for later."""
+        budget = self.budget
+        if cost <= 0 or budget.spent + 2 * cost <= budget.earned(trained, to_come):
+            return False
+        if step <= FIRST and budget.grace >= ENOUGH * cost:
+            return False
+        here, end = max(1, self.seen), FAR if self.steps is None else self.steps
+        end = end if here < end else here * FAR
+        others = max(0, math.floor((budget.grace - budget.spent) / cost) - 1)  # besides the one at the end
+        return step < round(here * (end / here) ** (1 / (others + 1)))
 
     def _wait(self, step: int, cost: float, trained: float) -> None:
         """Too early: come back when the training time that pays for it should have passed."""

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,14 @@ class Scope(AbstractContextManager["Scope"]):
     (0, 20)
 
     ``probe``: a fixed set of samples ``(x, y)``; x a tensor, a tuple of arguments or a mapping of keyword arguments; y class
-    numbers ``[n]``, one-hot or real targets. ``run``: a folder to keep everything in (a second scope with the same model,
-    probe and views goes on there), or ``None`` for memory only. ``views``: what to look at. ``budget``: the share of training
-    time that looking may take (at least one second in all, so that short trainings are seen too). ``groups``: parts of the
-    probe set by name, masks or sample numbers; by default its classes. ``loss(output, y)``: what is reported as the loss on the
-    probe set; by default cross-entropy for class numbers, else squared error. ``output``: picks the tensor that counts from
-    what the model returns. ``sinks``: where numbers go besides. ``steps``: how many steps training will take, if known: then
-    early steps may be seen more often. ``seed``: of random projections. ``measures``: a fixed list of measures instead.
+    numbers ``[n]``, one-hot or real targets. ``run``: a folder to keep everything in, or ``None`` for memory only; a scope goes
+    on with what it finds there where that is the same training, and refuses another one unless ``overwrite=True`` says that it
+    may be replaced. ``views``: what to look at. ``budget``: the share of training time that looking may take (or one second in
+    all, if that is more, so that short trainings are seen too). ``groups``: parts of the probe set by name, masks or sample
+    numbers; by default its classes. ``loss(output, y)``: what is reported as the loss on the probe set; by default cross-entropy
+    for class numbers, else squared error. ``output``: picks the tensor that counts from what the model returns. ``sinks``: where
+    numbers go besides. ``steps``: how many steps training will take, if known: then looks are spread over all of them. ``seed``:
+    of random projections. ``measures``: a fixed list of measures instead.
 
     Looking changes nothing: parameters, gradients, buffers, random streams, flags and hooks are bit for bit as without it. A
     scope that fails says why in one warning and goes silent; with ``strict=True`` it raises. Under distributed training only
@@ -94,6 +95,7 @@ class Scope(AbstractContextManager["Scope"]):
         measures: Sequence[Measure] | None = None,
         steps: int | None = None,
         seed: int = 0,
+        overwrite: bool = False,
     ) -> None:
         self.model, self.strict = model, strict
         self._session: Session | None = None
@@ -122,6 +124,7 @@ class Scope(AbstractContextManager["Scope"]):
             steps=steps,
             seed=seed,
             strict=strict,
+            overwrite=overwrite,
         )
         self._finalizer = weakref.finalize(self, _finish_at_end, self._session)
         _notice_the_end()
@@ -174,7 +177,9 @@ class Scope(AbstractContextManager["Scope"]):
         """Lazy, rich, mixed or cannot tell, with the evidence; the last step seen is measured first if it was not."""
         if self._session is not None and self._failed is None:
             self._guarded(lambda session: session.settle())
-        return judge(self.history)
+        found = judge(self.history)
+        unseen = self._failed is not None and not self.history.steps
+        return replace(found, reasons=(f"The scope stopped looking: {self._failed}",)) if unseen else found
 
     def overhead(self) -> dict[str, Any]:
         """Seconds measuring and training, their ratio, measurements done and put off; construction apart."""
@@ -182,7 +187,9 @@ class Scope(AbstractContextManager["Scope"]):
 
     def report(self) -> str:
         """A page of text: the verdict, the numbers of the first and the last measurement, what is missing, what it cost."""
-        return "\n".join(self._report_lines())
+        verdict = self.verdict()
+        said = [f"Verdict: {verdict.label}. {verdict.words()['meaning']}", *verdict.reasons, verdict.when_text()]
+        return "\n".join([*(line for line in said if line), *self._numbers()])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SeenScope:
         return SeenScope(copy.deepcopy(self.history, memo))
@@ -197,7 +204,7 @@ class Scope(AbstractContextManager["Scope"]):
 
     def _repr_html_(self) -> str:
         drawn = judge(self.history)._repr_html_() if self.history.steps else ""
-        return f"{drawn}<pre>{html.escape(self.report())}</pre>"
+        return f"{drawn}<pre>{html.escape(chr(10).join(self._numbers()))}</pre>"
 
     # --- how ---------------------------------------------------------------------------------------------------
 
@@ -221,20 +228,26 @@ class Scope(AbstractContextManager["Scope"]):
         elif self._session is not None:
             self._guarded(lambda session: session.finish(error))
 
-    def _report_lines(self) -> list[str]:
+    def _numbers(self) -> list[str]:
+        """Every number at its first and last measurement, what is missing and why, and what looking cost."""
         history, lines = self.history, [repr(self)]
-        names = [name for name in history.scalars if "@" not in name and name != "overhead"]
+        names = [name for name in history.scalars if "@" not in name and name not in ("overhead", "step_shift")]
         width = max((len(name) for name in names), default=0)
+        lines += [f"  {'':<{width}}  {'first':>11}  {'last':>11}"] if names else []
         lines += [f"  {name:<{width}}  {history.first(name):>11.4g}  {history.last(name):>11.4g}" for name in names]
         lines += [f"  no {quantity}: {why}" for quantity, why in history.left_out.items()]
-        cost = self.overhead()
-        if cost:
-            share, seconds = 100 * cost["share"], cost["seconds_measuring"]
-            lines.append(
-                f"  looking took {seconds:.2f} s, {share:.1f} % of {cost['seconds_training']:.1f} s of training, and "
-                f"{cost['seconds_at_construction']:.2f} s before it"
-            )
-        return lines
+        return [*lines, f"  {_cost_text(self.overhead())}"] if self.overhead() else lines
+
+
+def _cost_text(cost: Mapping[str, Any]) -> str:
+    """What looking cost, in a sentence: as a share, or beside the time that is always allowed where that was the limit."""
+    spent, trained, always = cost["seconds_measuring"], cost["seconds_training"], cost["seconds_always_allowed"]
+    said = f"Looking took {spent:.2f} s beside {trained:.2f} s of training"
+    if cost["budget"] * trained < always:
+        said += f" (up to {'one second' if always == 1 else f'{always:g} s'} in all is always allowed)"
+    else:
+        said += f", {100 * cost['share']:.1f} % of it"
+    return f"{said}; the first look, before training, took {cost['seconds_at_construction']:.2f} s."
 
 
 class SeenScope(Scope):

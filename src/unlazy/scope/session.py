@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from unlazy.kernels.capture import call
 from unlazy.models.net import GatedNet
-from unlazy.runtime import StoreError, provenance, require, short_hash
+from unlazy.runtime import InputError, StoreError, provenance, short_hash
+from unlazy.scope.earlier import Earlier, counts_anew, other_training, recognise
 from unlazy.scope.folder import KERNELS, QUANTITIES, Keeper, earlier, place_of, resumed_instruments
 from unlazy.scope.history import Array, History
 from unlazy.scope.measures import Instruments
@@ -29,6 +30,7 @@ from unlazy.scope.tangent import Measured
 from unlazy.scope.told import as_number, detached, whole
 from unlazy.scope.untouched import untouched, unwrapped
 from unlazy.scope.verdict import judge
+from unlazy.scope.watchable import check_model
 from unlazy.store import Run
 
 START_BYTES = 2**26  # of parameters, kept in the run so that a resumed scope knows where training began
@@ -66,6 +68,7 @@ class Session:
         steps: int | None,
         seed: int,
         strict: bool,
+        overwrite: bool,
     ) -> None:
         began = time.perf_counter()
         self.pid, self.sinks, self.total_steps = os.getpid(), list(sinks), steps
@@ -75,7 +78,7 @@ class Session:
         self.finished, self.keeper = False, None
         self.budget = Budget(budget)
         model = unwrapped(model)
-        _check_model(model)
+        check_model(model)
         with untouched(model):
             probe = probe.on(*place_of(model))
             self.model = chosen_output(model, probe, output)
@@ -89,35 +92,40 @@ class Session:
                 "groups": _groups(probe),
                 "seed": seed,
             }
-            before = None if folder is None else _take_over(folder, short_hash(basis))
-            if before is None:
+            before, finished = (None, False) if folder is None else _take_over(folder, short_hash(basis))
+            self.before: Earlier | None = None
+            if before is None or overwrite:
                 self.instruments = Instruments(self.model, probe, views, seed, strict)
                 first = self.instruments.begin()
             else:
                 self.instruments = resumed_instruments(before, self.model, probe, views, seed)
                 self.instruments.strict = strict
+                self.before = recognise(before, finished, self.instruments)
         self._learn_costs(writing=0.0)
         self.history = History(_groups(probe), self.instruments.layers, self._left_out(), keep_all=folder is None)
         assert probe.columns is not None
         self.history.targets = _plain(probe.columns)
         self.history.notes, self.history.rows = self.instruments.notes, self._rows()
         if folder is not None:
-            self.keeper = Keeper(folder, self._header(basis, views, budget, spec))
+            self.keeper = Keeper(folder, self._header(basis, views, budget, spec), overwrite=overwrite)
             _open[str(folder.resolve())] = self
-        if before is None:
+        if self.before is None:
             self._write(0, _split(first), self._once(probe), checkpoint=True)
             self.measured = 0
         else:
-            self.history = History.of_run(before)
-            self.measured = self.seen = before.lines[-1].step
+            self.history = History.of_run(self.before.run)
+            self.measured = self.seen = self.before.last
             self.shift = int(self.history.last("step_shift") or 0)
-        light = self._light()
-        self.planner = Planner(self.budget, light)
-        self.planner.spread_grace(self.budget.predict([*self.instruments.looks, "writing"]))
-        self.planner.measured(self.measured, self.instruments.looks, 1.0)
+        self._plan()
         self.construction = time.perf_counter() - began
         self.budget.spent = 0.0
         self._left = time.perf_counter()
+
+    def _plan(self) -> None:
+        """When to look, from the last step measured on."""
+        self.planner = Planner(self.budget, self._light(), steps=self.total_steps)
+        self.planner.spread_grace(self.budget.predict([*self.instruments.looks, "writing"]))
+        self.planner.measured(self.measured, self.instruments.looks, 1.0)
 
     # --- while training ----------------------------------------------------------------------------------------
 
@@ -132,10 +140,13 @@ class Session:
             self.budget.spent += self._left - self._began
 
     def _step(self, step: Any, scalars: Mapping[str, Any]) -> None:
-        step = self._counted(whole(step))
+        step = whole(step)
+        if self.before is not None and not self.before.met:
+            self._meet(step, self.before)
+        step = self._counted(step)
         if step == 0 and self.seen < 0 and scalars:
             self._write(0, ({}, {}), {}, user=scalars)
-        if step <= max(self.seen, self.measured):
+        if step <= max(self.seen, self.measured) and not self._parts_ways(step):
             self.seen = max(self.seen, step)
             return
         self.seen = step
@@ -145,6 +156,49 @@ class Session:
         else:
             told = {name: detached(value) for name, value in scalars.items()}
             self.unmeasured = Untaken(step, list(self.instruments.looks), told, self._updates())
+
+    def _meet(self, told: int, before: Earlier) -> None:
+        """The first step told behind an earlier record: a loop that counts anew must stand where it began, or at its end."""
+        before.met = True
+        if told > 1 or told > before.last or before.place == 0:
+            return
+        if before.place == before.last:
+            self.told = self.seen - self.shift
+            return
+        self._leave()
+        self.history = History()
+        raise InputError(counts_anew(before.run, told))
+
+    def _parts_ways(self, step: int) -> bool:
+        """Whether a training that began where an earlier one did turns out, at a step seen before, to be another one.
+
+        The record stays as it is. This training is watched in memory, from the start that both have in common.
+        """
+        before = self.before
+        if before is None or not before.asks(step):
+            return False
+        with self._look():
+            out = self.instruments.output()
+        if not before.differs(step, out):
+            return False
+        self._leave()
+        self.history = self.history.beginning()
+        why = other_training(before.run, step)
+        if self.instruments.strict:
+            raise InputError(why)
+        warnings.warn(f"{why} The scope goes on in memory only.", stacklevel=7)
+        self.measured = 0
+        for name in KERNELS:
+            if (start := getattr(self.instruments.start, name)) is not None:
+                self.instruments.remember(name, 0, start)
+        self._plan()
+        return True
+
+    def _leave(self) -> None:
+        """Leave the folder as it was found."""
+        assert self.keeper is not None
+        self.keeper.leave()
+        self.keeper, self.before = None, None
 
     def _counted(self, step: int) -> int:
         """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
@@ -183,15 +237,8 @@ class Session:
     def _measure(self, step: int, names: list[str], scalars: Mapping[str, Any]) -> None:
         self.instruments.check()
         self._synchronise()
-        parameter = next(iter(self.instruments.trained.values()))
-        place, dtype = parameter.device, parameter.dtype
-        self.looking = True
-        try:
-            with untouched(self.model):
-                self.instruments.move(place, dtype)
-                measured = self.instruments.measure(step, names)
-        finally:
-            self.looking = False
+        with self._look():
+            measured = self.instruments.measure(step, names)
         for name, why in self.instruments.fallen.items():
             warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=7)
         self.instruments.fallen.clear()
@@ -206,6 +253,18 @@ class Session:
         pending = before.looks if before is not None and before.step == step else self.instruments.looks
         rest = [name for name in pending if name not in names and name in self.instruments.looks]
         self.unmeasured = Untaken(step, rest, {}, self._updates()) if rest else None
+
+    @contextmanager
+    def _look(self) -> Iterator[None]:
+        """Look at the model where it is now, and leave no trace."""
+        parameter = next(iter(self.instruments.trained.values()))
+        self.looking = True
+        try:
+            with untouched(self.model):
+                self.instruments.move(parameter.device, parameter.dtype)
+                yield
+        finally:
+            self.looking = False
 
     def _synchronise(self) -> None:
         """Work that a device still does for the training is not ours."""
@@ -272,6 +331,7 @@ class Session:
             "seconds_training": self.trained,
             "share": share,
             "budget": self.budget.share,
+            "seconds_always_allowed": self.budget.grace,
             "measurements": self.measurements,
             "full_measurements": len(self.history.scalars.get(self._dearest(), {})),
             "skipped": self.planner.skipped,
@@ -386,12 +446,17 @@ class Session:
         return next((number for look, number in names.items() if look in self.instruments.looks), "loss")
 
 
-def _take_over(folder: Path, wanted: str) -> Run | None:
-    """What an earlier scope left in the folder; one of this process that is still open there is finished first."""
+def _take_over(folder: Path, wanted: str) -> tuple[Run | None, bool]:
+    """What an earlier scope left in the folder, and whether it had finished by itself.
+
+    One of this process that is still open there is finished first: a cell of a notebook is run again, perhaps after an error.
+    """
     other = _open.pop(str(folder.resolve()), None)
+    taken_over = other is not None and not other.finished
     if other is not None:
         other.finish()
-    return earlier(folder, wanted)
+    before = earlier(folder, wanted)
+    return before, before is not None and not taken_over and before.status()["state"] == "finished"
 
 
 def _split(measured: Measured) -> tuple[dict[str, float], dict[str, Array]]:
@@ -404,20 +469,6 @@ def _split(measured: Measured) -> tuple[dict[str, float], dict[str, Array]]:
 def _plain(tensor: Tensor) -> Array:
     tensor = tensor.detach()
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu().numpy()
-
-
-def _check_model(model: nn.Module) -> None:
-    require(isinstance(model, nn.Module), f"model must be a torch.nn.Module, got {type(model).__name__}.")
-    lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
-    require(not lazy, f"{', '.join(lazy)} have no shape yet; call the model once before you make the scope.")
-    complex_ones = [name for name, p in model.named_parameters() if p.requires_grad and p.is_complex()]
-    require(not complex_ones, f"{', '.join(complex_ones[:3])}: tangents by complex parameters are not defined here.")
-    some = any(p.requires_grad and p.is_floating_point() for p in model.parameters())
-    require(some, "the model has no trainable parameters, so there is no training to watch.")
-    sharded = type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule")
-    require(not sharded, "a sharded model has no whole parameters on any process; watch an unsharded copy.")
-    if isinstance(model, GatedNet):
-        require(model.members is None, "a scope of a stack needs its measures named.")
 
 
 def _data(probe: Probe) -> dict[str, Any]:

@@ -26,12 +26,19 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+class MissingFrameworkError(InputError, ImportError):
+    """An optional framework that is not installed; says what brings it."""
+
+    def __init__(self, name: str, package: str, error: ImportError) -> None:
+        super().__init__(f"{name} cannot be imported ({error}); `pip install {package}` brings it.")
+
+
 def framework(name: str, package: str) -> Any:
     """Import an optional framework, or say what to install."""
     try:
         return import_module(name)
     except ImportError as error:
-        raise InputError(f"{name} cannot be imported ({error}); `pip install {package}` brings it.") from error
+        raise MissingFrameworkError(name, package, error) from error
 
 
 class TensorBoardSink:

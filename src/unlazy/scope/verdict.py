@@ -10,8 +10,8 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from unlazy.scope.history import History
@@ -31,7 +31,7 @@ MEANINGS = {
     "lazy": "It kept the features it started with: a linear model on them (its linearised twin) would predict nearly the same.",
     "mixed": "It changed its features somewhat: a linear model on those it started with (its linearised twin) comes near.",
     "rich": "It learned features: a linear model on those it started with (its linearised twin) would predict something else.",
-    "cannot tell": "The measurements do not decide.",
+    "cannot tell": "The measurements do not decide how near a linear model on its starting features (its linearised twin) comes.",
 }
 
 
@@ -55,7 +55,8 @@ class Verdict:
     ``gap_range``: the estimate give or take its typical error, in calibration and over probe samples.
 
     ``when``: the first measured step at which each measure, and all together ("network"), passed its lazy threshold; ``None``
-    where it never did. ``groups``: shares of samples and of the kernel's trace (``mass``) at the first and last measurement,
+    where it never did. ``when_after``: the last step measured before that one, so that the crossing lies between the two.
+    ``groups``: shares of samples and of the kernel's trace (``mass``) at the first and last measurement,
     ``mass_per_share`` (1: as much as its samples' share), ``mass_gain`` since the start, ``paths_gain`` (change of the mean log
     number of active paths, against that of all samples), what became of each group: ``gains``, ``starved`` or ``keeps``, and
     whether its loss stayed ``behind``. ``notes``: what the numbers contain besides learning.
@@ -70,12 +71,20 @@ class Verdict:
     reasons: tuple[str, ...]
     source: str
     notes: tuple[str, ...] = ()
+    when_after: Mapping[str, int | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        plain = asdict(self)
-        plain["evidence"] = [asdict(one) for one in self.evidence]
-        return dict(json.loads(json.dumps(plain)))
+        """Plain JSON values; ``words`` holds the sentences, so that whoever draws the verdict says the same."""
+        return dict(json.loads(json.dumps(asdict(self) | {"words": self.words()})))
+
+    def words(self) -> dict[str, str]:
+        """The sentences: what the label means, the gap, when, and the groups; empty where there is nothing to say."""
+        return {
+            "meaning": MEANINGS[self.label],
+            "gap": self.gap_text(),
+            "when": self.when_text(),
+            "groups": self.groups_text(),
+        }
 
     def __str__(self) -> str:
         lines = [f"Verdict: {self.label}. {MEANINGS[self.label]}"]
@@ -91,7 +100,7 @@ class Verdict:
             return ""
         low, high = self.gap_range
         scale = "0: none, 1: as far as the network went"
-        return f"Estimated gap to that twin ({scale}): {self.gap:.2g}, typically {low:.2g} to {high:.2g}."
+        return f"Estimated gap to its linearised twin ({scale}): {self.gap:.2g}, typically {low:.2g} to {high:.2g}."
 
     def remarks(self) -> list[str]:
         """When, on which groups, what else to know, and where the thresholds come from."""
@@ -99,17 +108,19 @@ class Verdict:
         return [line for line in (*said, f"Thresholds: {self.source}.") if line]
 
     def when_text(self) -> str:
-        """When the network left the lazy regime, in a sentence."""
+        """When the network left the lazy regime, as closely as it was looked at, in a sentence."""
         if "network" not in self.when:
             return ""
-        step = self.when["network"]
+        step, after = self.when["network"], self.when_after.get("network")
         if step is None:
             return "" if self.label == "cannot tell" else "It never left the lazy regime."
         if self.label == "lazy":
             return f"The estimate was beyond the lazy border at step {step}, but came back."
+        known = f"by step {step}" if after is None else f"between step {after} and step {step}"
+        known = f"at step {step}" if after == step - 1 else known
         if self.label == "cannot tell":
-            return f"The estimate passed the lazy border by step {step}."
-        return f"It left the lazy regime by step {step}."
+            return f"The estimate passed the lazy border {known}."
+        return f"It left the lazy regime {known}."
 
     def groups_text(self) -> str:
         """Who gained kernel mass, who was starved and who stayed behind, in a sentence or two."""
@@ -160,8 +171,8 @@ def judge(measured: History | Readings | Run, calibrated: Thresholds | None = No
             reasons.append(f"The estimated gap is too near the border between {words[0]} and {words[1]}.")
         if not reasons:
             label = words[0]
-    when, groups = _when(seen, limits), _groups(seen)
-    return Verdict(label, gap, span, evidence, when, groups, tuple(reasons), source, seen.notes)
+    when, after = _when(seen, limits)
+    return Verdict(label, gap, span, evidence, when, _groups(seen), tuple(reasons), source, seen.notes, after)
 
 
 def _telling(known: Mapping[str, Reading]) -> Mapping[str, Reading]:
@@ -214,23 +225,26 @@ def _sampling_error(known: Mapping[str, Reading], limits: Thresholds) -> float:
     return abs(ends[1] - ends[0]) / 2
 
 
-def _when(seen: Readings, limits: Thresholds) -> dict[str, int | None]:
-    """First measured steps beyond the lazy thresholds."""
+def _when(seen: Readings, limits: Thresholds) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """First measured steps beyond the lazy thresholds, and the last ones measured before them."""
     curves = {name: curve for name, curve in seen.curves.items() if name in limits.measures}
-    passed: dict[str, int | None] = {}
+    beyond: dict[str, dict[int, bool]] = {}
     if curves:
-        steps = sorted({step for curve in curves.values() for step in curve})
         border = math.log(limits.lazy_gap)
-
-        def together(step: int) -> bool:
+        beyond["network"] = {}
+        for step in sorted({step for curve in curves.values() for step in curve}):
             values = {name: curve[step] for name, curve in curves.items() if math.isfinite(curve.get(step, math.nan))}
-            return bool(values) and limits.pooled(values)[0] > border
-
-        passed["network"] = next((step for step in steps if together(step)), None)
+            if values:
+                beyond["network"][step] = limits.pooled(values)[0] > border
     for name, curve in curves.items():
-        limit = limits.measures[name].lazy_below
-        passed[name] = next((step for step, value in sorted(curve.items()) if value > limit), None)
-    return passed
+        beyond[name] = {step: value > limits.measures[name].lazy_below for step, value in sorted(curve.items())}
+    passed = {name: next((step for step, far in steps.items() if far), None) for name, steps in beyond.items()}
+    return passed, {name: _before(passed[name], beyond[name]) for name in beyond}
+
+
+def _before(step: int | None, measured: Iterable[int]) -> int | None:
+    """The last of the measured steps before this one."""
+    return None if step is None else max((one for one in measured if one < step), default=None)
 
 
 def _groups(seen: Readings) -> dict[str, dict[str, Any]]:

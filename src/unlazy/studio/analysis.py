@@ -121,7 +121,7 @@ def _kernels(
         if kernel.ndim != 2 or kernel.shape[0] != kernel.shape[1]:
             raise BadRequest(f"{quantity} is not square; it has no spectrum.")
         rows = evenly(len(kernel), MOST_POINTS)
-        targets = probe_of(opened).targets(len(kernel))
+        targets = probe_of(opened).targets(len(kernel), quantity)
         few = kernel[np.ix_(rows, rows)].astype(np.float64)
         yield step, stored, few, None if targets is None else targets[rows]
 

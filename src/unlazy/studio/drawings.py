@@ -97,14 +97,55 @@ def half_spaces(run: Run, names: tuple[str, ...], step: int, member: int) -> Fig
 
 
 def along(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
-    """A number (or a few) per sample, in the order of the samples; the first stored step in grey."""
+    """A number (or a few) per sample, in the order of the samples; the first stored step in grey, targets in black."""
+    from unlazy.studio.openrun import open_folder
+    from unlazy.studio.probe import probe_of
+
     figure, axes = plots.grid(1, 1, (5.2, 3.2))
+    target = probe_of(open_folder(run.folder)).y
+    if names[0].endswith("output") and target is not None and target.size == run.array(names[0], step)[member].size:
+        axes[0, 0].plot(target, color=plots.COLOURS["black"], linewidth=0.9, linestyle=":")
+        axes[0, 0].plot([], [], color=plots.COLOURS["black"], linestyle=":", label="target")
     for at, colour in {run.array_steps(names[0])[0]: "grey", step: "blue"}.items():
         values = run.array(names[0], at)[member]
         axes[0, 0].plot(values, color=plots.COLOURS[colour], linewidth=1.2)
         axes[0, 0].plot([], [], color=plots.COLOURS[colour], label=f"step {at}")
     axes[0, 0].set(xlabel="sample", ylabel=names[0], title=names[0])
     axes[0, 0].legend()
+    return figure
+
+
+def margins(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
+    """How far the right output is ahead of the best other: a dot per sample, a column per class or group, a bar at the median."""
+    from unlazy.studio.openrun import open_folder
+    from unlazy.studio.probe import probe_of
+    from unlazy.studio.samples import bands_of, draw_strips
+
+    opened = open_folder(run.folder)
+    probe = probe_of(opened)
+    ahead = probe.margins(opened.stored(names[0], step, member).read())
+    figure, axes = plots.grid(1, 1, (5.2, 3.2))
+    axes[0, 0].axhline(0, color=plots.COLOURS["grey"], linewidth=0.8)
+    assert ahead is not None, f"{run.folder} has no classes"
+    draw_strips(axes[0, 0], ahead, bands_of(probe, len(ahead)))
+    title = f"{names[0]}, step {step}: right for {(ahead > 0).sum()} of {len(ahead)}"
+    axes[0, 0].set(ylabel="right output minus the best other", title=title)
+    return figure
+
+
+def against(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
+    """What the network says against what it should say: a dot per sample and output; on the line it is right."""
+    from unlazy.studio.openrun import open_folder
+    from unlazy.studio.probe import probe_of
+
+    opened = open_folder(run.folder)
+    target = np.asarray(probe_of(opened).y, float).ravel()
+    output = opened.stored(names[0], step, member).read().ravel()
+    figure, axes = plots.grid(1, 1, (4.0, 4.0))
+    ends = [target.min(), target.max()]
+    axes[0, 0].plot(ends, ends, color=plots.COLOURS["grey"], linewidth=0.8)
+    axes[0, 0].scatter(target, output, s=9, color=plots.COLOURS["blue"], alpha=0.6, linewidths=0)
+    axes[0, 0].set(xlabel="target", ylabel=names[0], title=f"{names[0]}, step {step}")
     return figure
 
 
@@ -257,6 +298,33 @@ def two_along(run: Run, names: tuple[str, ...], step: int, member: int, other: s
         axes[0, 0].plot(values, color=plots.COLOURS[colour], linewidth=1.2)
         axes[0, 0].plot([], [], color=plots.COLOURS[colour], label=f"{label}, step {at}")
     axes[0, 0].set(xlabel="sample", ylabel=names[0], title=names[0])
+    axes[0, 0].legend()
+    return figure
+
+
+def two_margins(
+    run: Run, names: tuple[str, ...], step: int, member: int, other: str, step2: int, member2: int
+) -> Figure:
+    """Margins of two runs side by side in each class or group: how far the right output is ahead of the best other."""
+    from unlazy.studio.openrun import open_folder
+    from unlazy.studio.probe import probe_of
+    from unlazy.studio.samples import bands_of, draw_strips
+
+    figure, axes = plots.grid(1, 1, (6.4, 3.2))
+    axes[0, 0].axhline(0, color=plots.COLOURS["grey"], linewidth=0.8)
+    pairs = ((run.folder, step, member, "first", "blue"), (other, step2, member2, "second", "orange"))
+    found = []
+    for folder, at, place, _, _ in pairs:
+        opened = open_folder(folder)
+        ahead = probe_of(opened).margins(opened.stored(names[0], at, place).read())
+        assert ahead is not None, f"{folder} has no classes"
+        found.append((ahead, bands_of(probe_of(opened), len(ahead))))
+    columns = list(dict.fromkeys(name for _, bands in found for name in bands))
+    for part, ((ahead, bands), (_, at, _, label, colour)) in enumerate(zip(found, pairs, strict=True)):
+        bands = {name: bands.get(name, []) for name in columns}
+        draw_strips(axes[0, 0], ahead, bands, colour, part, len(pairs))
+        axes[0, 0].plot([], [], color=plots.COLOURS[colour], label=f"{label}, step {at}")
+    axes[0, 0].set(ylabel="right output minus the best other", title=names[0])
     axes[0, 0].legend()
     return figure
 

@@ -11,6 +11,9 @@ difference-MAP, and a scalar or an array together with ``other``: two runs
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 from unlazy.studio.answers import BadRequest, NotHere
 from unlazy.studio.figures import OF_FOLDERS, Request, kind_of
@@ -71,12 +74,21 @@ def _scalars(opened: OpenRun, panel: str) -> tuple[str, ...]:
 
 def _of_array(opened: OpenRun, quantity: str, step: int | None, member: int) -> Request:
     at = shown_step(opened, quantity, step, member)
-    shape = opened.stored(quantity, at, member).read().shape
+    values = opened.stored(quantity, at, member).read()
     name, index = opened.source(quantity, at, member)
-    kind = kind_of(quantity, shape)
+    kind = (_of_output(opened, values) if quantity == "output" else None) or kind_of(quantity, values.shape)
     if kind not in OF_FOLDERS:
         return Request(kind, (quantity,), at, member)
     return Request(kind, (name,), at, index if opened.stored(quantity, at, member).shape()[0][0] > 1 else 0)
+
+
+def _of_output(opened: OpenRun, values: NDArray[Any]) -> str | None:
+    """Outputs as the page draws them: margins of classes, numbers against their targets; else like any array."""
+    probe = probe_of(opened)
+    if probe.margins(values) is not None:
+        return "margins"
+    real = probe.y is not None and probe.labels() is None and probe.y.size == values.size
+    return "against" if real and probe.kind != "circle" else None
 
 
 def _of_unit(opened: OpenRun, kind: str, quantity: str, given: Mapping[str, int]) -> Request:
@@ -95,6 +107,12 @@ def _inputs(opened: OpenRun, given: Mapping[str, int]) -> Request:
         if probe.image_shape is None:
             return Request("neurons", ("normals",), step, member)
         return Request("pictures", ("normals",), step, member, {"layer": given.get("layer", 0)})
+    made = probe.made.get("probe_x")
+    if made is None and not opened.steps("probe_x"):
+        raise NotHere(f"{opened.key} keeps no inputs (probe_x): there is no plane to draw.")
+    shape = opened.stored("probe_x", opened.steps("probe_x")[0], 0).shape()[0][1:] if made is None else made.shape
+    if len(shape) != 2 or shape[1] != 2:
+        raise NotHere(f"the inputs of {opened.key} are {' x '.join(map(str, shape))}, not points of a plane.")
     names = tuple(name for name in ("normals", "offsets", "grid_output") if opened.steps(name, member))
     last = max(opened.steps(names[0], member), default=0) if names else 0
     step = shown_step(opened, names[0], given.get("step"), member) if names else given.get("step", last)
@@ -112,11 +130,15 @@ def _of_two(opened: OpenRun, other: OpenRun, panel: str, given: Mapping[str, int
     step = shown_step(opened, quantity, given.get("step"), member)
     more["step2"] = shown_step(other, quantity, given.get("step"), member2)
     if quantity == panel:
-        return Request("two_along", (quantity,), step, member, more)
+        places = ((opened, step, member), (other, int(more["step2"]), member2))
+        classes = quantity == "output" and all(
+            probe_of(run).margins(run.stored(quantity, at, place).read()) is not None for run, at, place in places
+        )
+        return Request("two_margins" if classes else "two_along", (quantity,), step, member, more)
     shapes = [
         run.stored(quantity, at, place).shape()[0][1:]
         for run, at, place in ((opened, step, member), (other, int(more["step2"]), member2))
     ]
     if shapes[0] != shapes[1] or len(shapes[0]) != 2:
-        raise BadRequest(f"{shapes[0]} and {shapes[1]} cannot be subtracted.")
+        raise BadRequest(f"{shapes[0]} and {shapes[1]} have different sizes and cannot be subtracted.")
     return Request("difference", (quantity,), step, member, more)

@@ -27,11 +27,13 @@ class Probe:
     frequencies: dict[str, float] | None = None
     groups: dict[str, list[int]] = field(default_factory=dict)
     y: NDArray[np.float64] | None = None  # [n, outputs]
+    numbered: bool = False  # y was stored as whole numbers: each is the number of an output
+    rows: dict[str, list[int]] = field(default_factory=dict)  # of kernels that saw only some of the points
     made: dict[str, NDArray[Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     def labels(self) -> list[int] | None:
-        """Class indices, where the targets are classes."""
+        """Class numbers, where the targets are classes; below zero (-1 and 1, say) they are counted instead."""
         if self.y is None:
             return None
         y = self.y
@@ -39,12 +41,30 @@ class Probe:
             hot = np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all()
             return [int(label) for label in y.argmax(1)] if hot else None
         values = np.unique(y)
-        if len(values) > MOST_CLASSES or not np.isfinite(y).all() or (values != np.rint(values)).any():
+        if not np.isfinite(y).all() or (values != np.rint(values)).any():
             return None
-        return [int(label) for label in np.searchsorted(values, y[:, 0])]
+        if len(values) > MOST_CLASSES and not self.numbered:
+            return None
+        named = y[:, 0] if values.min(initial=0) >= 0 else np.searchsorted(values, y[:, 0])
+        return [int(label) for label in named]
 
-    def picked(self, rows: int) -> list[int] | None:
-        """Which of the n points the rows of a smaller kernel are: every so-and-so-many-th, if that fits."""
+    def margins(self, output: NDArray[Any]) -> NDArray[np.float64] | None:
+        """How far the right output of each sample is ahead of the best other; ``None`` where that means nothing."""
+        labels = self.labels()
+        if labels is None or output.ndim != 2 or output.shape[1] < 2 or len(labels) != len(output):
+            return None
+        if max(labels, default=0) >= output.shape[1]:
+            return None
+        values, right = output.astype(np.float64), (np.arange(len(output)), labels)
+        own = values[right]
+        values[right] = -np.inf
+        return np.asarray(own - values.max(1))
+
+    def picked(self, rows: int, name: str | None = None) -> list[int] | None:
+        """Which points the rows of a smaller kernel are: as the run says, else every so-and-so-many-th, if that fits."""
+        own = self.rows.get(name or "", [])
+        if own and len(own) == rows and min(own) >= 0 and max(own) < (self.n or 0):
+            return own
         if self.n is None or rows >= self.n or rows < 2:
             return None
         for stride in {self.n // rows, -(-self.n // rows)}:
@@ -52,14 +72,14 @@ class Probe:
                 return list(range(0, self.n, stride))
         return None
 
-    def targets(self, rows: int) -> NDArray[np.float64] | None:
-        """The targets of the rows of a kernel."""
-        if self.y is None:
-            return None
-        if rows == len(self.y):
-            return self.y
-        picked = self.picked(rows)
-        return None if picked is None else self.y[picked]
+    def targets(self, rows: int, name: str | None = None) -> NDArray[np.float64] | None:
+        """The targets of the rows of a kernel; class numbers one-hot, because no class is larger than another."""
+        labels = self.labels() if self.numbered else None
+        y = self.y if labels is None else (np.array(labels)[:, None] == np.unique(labels)).astype(np.float64)
+        if y is None or rows == len(y):
+            return y
+        picked = self.picked(rows, name)
+        return None if picked is None else y[picked]
 
     def facts(self, opened: OpenRun, maps: list[str]) -> dict[str, Any]:
         """The JSON form."""
@@ -76,6 +96,7 @@ class Probe:
             "labels": self.labels(),
             "frequencies": self.frequencies,
             "picked": None if rows is None else self.picked(rows),
+            "rows": self.rows,
         }
 
 
@@ -90,18 +111,42 @@ def probe_of(opened: OpenRun) -> Probe:
 def _probe_of(opened: OpenRun) -> Probe:
     data, recipe = opened.header.get("data"), opened.header["recipe"]
     scope = recipe.get("scope") if isinstance(recipe, Mapping) else None
+    scope = scope if isinstance(scope, Mapping) else {}
     try:
         if "probe_x" in opened.by_step:
-            return _stored_probe(opened, scope if isinstance(scope, Mapping) else {}, data)
+            return _stored_probe(opened, scope, data)
         if isinstance(data, Mapping) and data.get("name") == "circle":
             return _circle(data.get("options"))
+        return _targets_alone(opened, scope, data)
     except (StoreError, ValueError, TypeError, KeyError) as error:
         return Probe(problems=(f"The points of this run cannot be shown: {error}",))
+
+
+def _targets_alone(opened: OpenRun, scope: Mapping[str, Any], data: Any) -> Probe:
+    """Inputs that are no one table of numbers (tokens, several arguments, large pictures): what else is known of them."""
     name = str(data.get("name", "")) if isinstance(data, Mapping) else ""
     shape = next((shape for word, shape in IMAGE_SHAPES.items() if word in name), None)
     shape = shape if shape and _inputs(opened) in (None, int(np.prod(shape))) else None
-    kind = "image" if shape else str((scope or {}).get("probe_kind") or "unknown")
-    return Probe(kind, image_shape=shape, groups=_groups((scope or {}).get("groups")))
+    kind = "image" if shape else str(scope.get("probe_kind") or "unknown")
+    y, numbered = _stored_targets(opened)
+    return Probe(
+        kind,
+        None if y is None else len(y),
+        image_shape=shape,
+        groups=_lists(scope.get("groups")),
+        y=y,
+        numbered=numbered,
+        rows=_lists(scope.get("rows")),
+    )
+
+
+def _stored_targets(opened: OpenRun, samples: int | None = None) -> tuple[NDArray[np.float64] | None, bool]:
+    """Targets ``[n, outputs]`` as far as a run holds them, and whether they are whole numbers."""
+    if "probe_y" not in opened.by_step:
+        return None, False
+    y = opened.stored("probe_y", opened.steps("probe_y")[0], 0).read()
+    numbered = y.dtype.kind in "biu" and y.size == len(y)
+    return y.astype(np.float64).reshape(samples or len(y), -1), numbered
 
 
 def _circle(options: Any) -> Probe:
@@ -113,14 +158,12 @@ def _circle(options: Any) -> Probe:
     made = {"probe_x": data.x.numpy(), "probe_y": data.y.numpy()}
     frequencies = {"top": circle.top, "bottom": circle.bottom}
     y = data.y.numpy().astype(np.float64)
-    return Probe("circle", circle.n, circle.n, None, frequencies, groups, y, made)
+    return Probe("circle", circle.n, circle.n, None, frequencies, groups, y, made=made)
 
 
 def _stored_probe(opened: OpenRun, scope: Mapping[str, Any], data: Any) -> Probe:
     x = opened.stored("probe_x", opened.steps("probe_x")[0], 0).read()
-    y = None
-    if "probe_y" in opened.by_step:
-        y = opened.stored("probe_y", opened.steps("probe_y")[0], 0).read().astype(np.float64).reshape(len(x), -1)
+    y, numbered = _stored_targets(opened, len(x))
     circle = isinstance(data, Mapping) and data.get("name") == "circle"
     guessed = "points2d" if x.shape[1:] == (2,) else "image" if x.ndim == 4 else "vectors"
     kind = "circle" if circle else str(scope.get("probe_kind") or guessed)
@@ -129,15 +172,16 @@ def _stored_probe(opened: OpenRun, scope: Mapping[str, Any], data: Any) -> Probe
     frequencies = None
     if circle and isinstance(options, Mapping):
         frequencies = {name: float(options[name]) for name in ("top", "bottom") if name in options}
-    groups = _groups(scope.get("groups"))
+    groups = _lists(scope.get("groups"))
     if circle and not groups and x.shape[1:] == (2,):
         top = x[:, 1] >= 0
         groups = {"top": np.flatnonzero(top).tolist(), "bottom": np.flatnonzero(~top).tolist()}
     samples = len(x) if opened.header.get("kind") != "scope" else None
-    return Probe(kind, len(x), samples, list(image) if image else None, frequencies, groups, y)
+    shape, rows = list(image) if image else None, _lists(scope.get("rows"))
+    return Probe(kind, len(x), samples, shape, frequencies, groups, y, numbered, rows)
 
 
-def _groups(value: Any) -> dict[str, list[int]]:
+def _lists(value: Any) -> dict[str, list[int]]:
     if not isinstance(value, Mapping):
         return {}
     return {str(name): [int(place) for place in places] for name, places in value.items() if isinstance(places, list)}

@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from unlazy.scope.scope import Scope
+from unlazy.scope.sinks import MissingFrameworkError
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise MissingFrameworkError("transformers", "transformers", error) from error
 
 
 class ScopeCallback(TrainerCallback):

@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from unlazy.scope.scope import Scope
+from unlazy.scope.sinks import MissingFrameworkError
+
+try:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Callback
+except ImportError as error:
+    raise MissingFrameworkError("lightning", "lightning", error) from error
 
 
 class ScopeCallback(Callback):

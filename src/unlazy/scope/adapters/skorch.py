@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skorch import NeuralNet
-from skorch.callbacks import Callback
-
 from unlazy.scope.scope import Scope
+from unlazy.scope.sinks import MissingFrameworkError
+
+try:
+    from skorch import NeuralNet
+    from skorch.callbacks import Callback
+except ImportError as error:
+    raise MissingFrameworkError("skorch", "skorch", error) from error
 
 
 class ScopeCallback(Callback):
