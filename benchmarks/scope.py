@@ -109,7 +109,7 @@ class Case:
 CASES = {
     "mlp": Case(mlp, lambda p: torch.optim.Adam(p, 3e-4), 128, 6000),
     "resnet": Case(resnet, lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=5e-4), 128, 3000),
-    "transformer": Case(transformer, lambda p: torch.optim.AdamW(p, 1e-3), 64, 2000),
+    "transformer": Case(transformer, lambda p: torch.optim.AdamW(p, 1e-3), 64, 3000),
 }
 
 
