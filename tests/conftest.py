@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import scope_nets
 import studioruns
+from unlazy.studio.browsing import Browser, browsing, serving
 from unlazy.studio.payload import Payload
 from unlazy.studio.shelf import Shelf
 
@@ -31,3 +33,17 @@ def store(tmp_path: Path) -> Path:
 def payload(store: Path) -> Payload:
     """What the studio says of these runs."""
     return Payload(Shelf(store))
+
+
+@pytest.fixture(scope="module")
+def home(root: Path) -> Iterator[str]:
+    """The address of a studio on the folder that the file's own ``root`` made."""
+    with serving(root) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, its requests and complaints watched."""
+    with browsing() as opened:
+        yield opened

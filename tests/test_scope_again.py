@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from storeruns import header
 from unlazy import InputError, Run, Scope, StoreError
 from unlazy.scope import session as sessions
 from unlazy.store import Writer
@@ -293,15 +294,7 @@ def test_overwrite_takes_another_architecture_and_a_new_folder_too(finished: Pat
 
 
 def test_overwrite_touches_no_run_that_a_scope_did_not_write(tmp_path: Path) -> None:
-    header = {
-        "kind": "train",
-        "study": None,
-        "scale": None,
-        "recipe": {},
-        "members": [{}],
-        "provenance": {"started": ""},
-    }
-    with Writer(tmp_path / "run", header) as writer:
+    with Writer(tmp_path / "run", header()) as writer:
         writer.record(0, {}, {}, {"model/w": X.numpy()})
     before = record(tmp_path / "run")
     with pytest.raises(StoreError, match="no scope wrote"):

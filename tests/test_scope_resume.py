@@ -14,6 +14,7 @@ import pytest
 
 import scope_nets
 from scope_nets import loop
+from storeruns import header
 from unlazy import InputError, Run, Scope
 from unlazy.scope import session as sessions
 from unlazy.scope.history import History
@@ -200,13 +201,5 @@ def test_named_measures_write_to_the_writer_of_a_training(mlp, tmp_path: Path) -
     net, x, y = mlp
     with pytest.raises(InputError, match="give its Writer"):
         Scope(net, (x, y.double()), tmp_path / "a", measures=[])
-    header = {
-        "kind": "train",
-        "study": None,
-        "scale": None,
-        "recipe": {},
-        "members": [{}],
-        "provenance": {"started": ""},
-    }
-    with Writer(tmp_path / "b", header) as writer, pytest.raises(InputError, match="give a folder"):
+    with Writer(tmp_path / "b", header()) as writer, pytest.raises(InputError, match="give a folder"):
         Scope(net, (x, y), writer)

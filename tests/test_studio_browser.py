@@ -15,7 +15,7 @@ import pytest
 from studioruns import STEPS, arrays_at, files_below, header, kernel, write_run
 from unlazy.claims.catalogue import CATALOGUE
 from unlazy.store import Writer
-from unlazy.studio.browsing import Browser, browsing, fits, press, serving, settle
+from unlazy.studio.browsing import Browser, fits, press, settle
 
 pytestmark = pytest.mark.browser
 SIDE = 24
@@ -40,18 +40,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "broken" / "run.json").write_text("nonsense")
     (folder / "empty").mkdir()
     return folder
-
-
-@pytest.fixture(scope="module")
-def home(root: Path) -> Iterator[str]:
-    with serving(root) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from studioruns import header, kernel
 from unlazy import Circle
 from unlazy.claims.scorecard import load_results, ours_text, results_folder, scorecard
 from unlazy.store import Writer
-from unlazy.studio.browsing import Browser, browsing, serving, settle
+from unlazy.studio.browsing import Browser, settle
 from unlazy.studio.report import write_run_report
 
 pytestmark = pytest.mark.browser
@@ -80,17 +80,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def home(root: Path) -> Iterator[str]:
-    with serving(root) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
-        assert opened.complaints == []
+@pytest.fixture(scope="module", autouse=True)
+def no_complaints(browser: Browser) -> Iterator[None]:
+    yield
+    assert browser.complaints == []
 
 
 def text_of(page: Any, testid: str, words: str = "") -> str:

@@ -184,14 +184,7 @@ export function drawStrips(pen: Pen, width: number, height: number, view: StripV
         .sort((p, q) => p - q);
       if (sorted.length)
         pen.fillRect(middle - 1.1 * half, Math.round(y(sorted[sorted.length >> 1])) - 1, 2.2 * half, 2.5);
-      for (const at of dots) {
-        if (!marked.has(at.sample)) continue;
-        pen.strokeStyle = look.ink;
-        pen.lineWidth = 2;
-        pen.beginPath();
-        pen.arc(at.x, at.y, 5, 0, TAU);
-        pen.stroke();
-      }
+      for (const at of dots) if (marked.has(at.sample)) ring(pen, at, look.ink);
     }
   });
 }
@@ -264,14 +257,7 @@ export function drawAgainst(pen: Pen, width: number, height: number, view: Again
   }
   pen.globalAlpha = 1;
   const marked = new Set(view.marks);
-  for (const at of spots) {
-    if (!marked.has(at.sample)) continue;
-    pen.strokeStyle = look.ink;
-    pen.lineWidth = 2;
-    pen.beginPath();
-    pen.arc(at.x, at.y, 5, 0, TAU);
-    pen.stroke();
-  }
+  for (const at of spots) if (marked.has(at.sample)) ring(pen, at, look.ink);
 }
 
 export function pickAgainst(px: number, py: number, width: number, height: number, view: AgainstView): number | null {
@@ -283,6 +269,15 @@ function dot(pen: Pen, x: number, y: number, radius: number): void {
   pen.beginPath();
   pen.arc(x, y, radius, 0, TAU);
   pen.fill();
+}
+
+/** Around a marked sample. */
+function ring(pen: Pen, at: { x: number; y: number }, ink: string): void {
+  pen.strokeStyle = ink;
+  pen.lineWidth = 2;
+  pen.beginPath();
+  pen.arc(at.x, at.y, 5, 0, TAU);
+  pen.stroke();
 }
 
 /** A small curve without axes, with a dot at one index. */
