@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint format docs bench browser frontend frontend-check screenshots clean
+.PHONY: demo test test-all fuzz lint format docs bench browser frontend frontend-check screenshots clean
 .DELETE_ON_ERROR:
 
 demo: .venv/core
@@ -15,6 +15,11 @@ test: .venv/test
 test-all: .venv/test .venv/adapters .venv/fast .venv/browser
 	$(BIN)/python -m pytest -n 2 -m "not browser"
 	$(BIN)/python -m pytest -m browser
+
+# New examples for the tests that make their own, ROUNDS times over; make test and make test-all try the same ones every time.
+ROUNDS ?= 10
+fuzz: .venv/test .venv/fast
+	for round in $$(seq $(ROUNDS)); do HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -n 2 -m hypothesis || exit 1; done
 
 lint: .venv/lint
 	$(BIN)/ruff check .

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 import scope_nets
@@ -13,6 +15,17 @@ import studioruns
 from unlazy.studio.browsing import Browser, browsing, serving
 from unlazy.studio.payload import Payload
 from unlazy.studio.shelf import Shelf
+
+# The gate tries the same examples every time: what passes here passes there. `make fuzz` looks for new ones.
+# Neither asks how long an example took: that is the machine's business.
+settings.register_profile(
+    "gate",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("fuzz", settings.get_profile("gate"), derandomize=False, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_more_rows_than_a_tile() -> None:
 
 
 @given(st.integers(1, 700), st.integers(1, 300), st.integers(1, 300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tiles_cover_the_upper_half_with_little_more(n: int, height: int, width: int) -> None:
     seen = torch.zeros(n, n, dtype=torch.int64)
     for rows, columns in tiles(n, n, height, width, symmetric=True):
@@ -70,7 +70,7 @@ def test_rows_that_cannot_be_counted_are_refused() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_padding_for_devices_that_want_it(n: int, m: int, places: int) -> None:
     a, b = coins(n, places), coins(m, places, seed=1)
     if places < 16:  # a single place is what the integer product cannot do

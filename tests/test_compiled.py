@@ -33,7 +33,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 150), st.integers(1, 600), st.lists(st.integers(1, 300), min_size=1, max_size=4), st.integers(0, 99)
 )

@@ -73,7 +73,7 @@ def test_one_hidden_layer_equals_its_integrals(biases: tuple[float, float]) -> N
         close(share, torch.tensor(both, dtype=torch.float64))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 6), st.integers(0, 10**6))
 def test_diagonals_in_closed_form(depth: int, seed: int) -> None:
     """Variance 2 keeps the size: S_L(x, x) = 2 |x|^2 / d in every layer, and each layer adds that to the tangent kernel."""
@@ -85,7 +85,7 @@ def test_diagonals_in_closed_form(depth: int, seed: int) -> None:
     close(overlap_limit(x, depth=depth).diagonal(), torch.full((3,), 0.5**depth, dtype=torch.float64))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 4), st.floats(1e-3, 1e3), st.integers(0, 10**6))
 def test_without_biases_kernels_scale_with_each_input(depth: int, factor: float, seed: int) -> None:
     x, law = points(seed=seed), Variances.equal(depth + 1)

@@ -118,7 +118,7 @@ def test_overlap_kernel_counts_common_paths(name: str) -> None:
     assert torch.equal(overlap_kernel(net, x[:3], x[3:]), slow[:3, 3:])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_overlap_kernel_is_positive_and_bounded_by_its_diagonal(seed: int) -> None:
     net, x = cases.net("pwc", seed), cases.points("pwc", seed=seed)

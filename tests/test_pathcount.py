@@ -124,14 +124,14 @@ NETWORKS = (st.lists(LAYERS, min_size=1, max_size=5), st.integers(0, 10_000), st
 
 
 @given(*NETWORKS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_random_networks(kinds: list[str], seed: int, channels: int, length: int) -> None:
     check_random(kinds, seed, channels, length)
 
 
 @pytest.mark.slow
 @given(*NETWORKS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_many_random_networks(kinds: list[str], seed: int, channels: int, length: int) -> None:
     check_random(kinds, seed, channels, length)
 

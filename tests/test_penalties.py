@@ -109,7 +109,7 @@ def test_factors_share_a_stretch_where_prices_are_flat() -> None:
     assert torch.allclose(z.prod(0), numbers(50).sqrt(), rtol=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from([1.0, 1.5, 2.0, 3.0]), min_size=1, max_size=3), st.floats(0, 50))
 def test_laws(exponents: list[float], v: float) -> None:
     factors = [Power(exponent) for exponent in exponents]

@@ -33,7 +33,7 @@ def halves(classes: int = 10):
 # --- tables of labels ------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(easy=halves(), seed=st.integers(0, 10**6), labels=st.sampled_from(["balanced", "independent"]))
 def test_easy_classes_keep_their_label_and_hard_ones_share_theirs(easy, seed, labels):
     rule = Relabelling(easy, labels, seed)
@@ -45,7 +45,7 @@ def test_easy_classes_keep_their_label_and_hard_ones_share_theirs(easy, seed, la
         assert torch.bincount(table[list(hard)].flatten(), minlength=10)[list(hard)].tolist() == [5] * 5
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(easy=halves(), seed=st.integers(0, 10**6))
 def test_swapping_mirrors_the_pattern_on_the_other_half(easy, seed):
     rule = Relabelling(easy, seed=seed)

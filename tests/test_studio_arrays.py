@@ -81,7 +81,7 @@ def test_what_is_not_finite_is_drawn_as_zero_and_counted(tmp_path):
     assert empty.headers["X-Bad"] == "9"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows=st.integers(1, 23), columns=st.integers(1, 23), most=st.integers(1, 30))
 def test_coarse_maps_are_block_means(rows, columns, most):
     values = np.random.default_rng(rows * 31 + columns).normal(size=(rows, columns))

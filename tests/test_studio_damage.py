@@ -21,7 +21,7 @@ from unlazy.studio.shelf import Shelf, newest
 # --- lists, damage -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(0, 60), max_size=12), window=st.integers(1, 400), torn=st.booleans())
 def test_the_tail_says_what_the_whole_file_says(tmp_path_factory, sizes, window, torn):
     path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
@@ -72,7 +72,7 @@ anything = st.recursive(
 HEAD = ("kind", "study", "scale", "recipe", "members", "model", "data", "provenance", "id", "format")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(name=st.sampled_from([*HEAD, "status", "step", "scalars", "arrays"]), value=anything)
 def test_whatever_a_file_holds_the_pages_stand(tmp_path_factory, name, value):
     root = tmp_path_factory.mktemp("odd")

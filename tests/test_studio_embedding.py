@@ -34,7 +34,7 @@ def test_what_fits_in_a_plane_is_drawn_exactly():
     assert embedding.stress(drawn, distance) < 1e-10
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(units=st.integers(3, 25), seed=st.integers(0, 1000))
 def test_the_stress_never_grows(units, seed):
     distance = embedding.cosine_distances(vectors(units, seed=seed))

@@ -141,7 +141,7 @@ def composed(kinds: list[str], seed: int) -> tuple[nn.Module, torch.Tensor]:
         return model, torch.randn(3, 4, 5, 5, dtype=torch.float64)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from(sorted(MAKERS)), max_size=5), st.integers(0, 10**6))
 def test_random_compositions_are_exact(kinds: list[str], seed: int) -> None:
     model, x = composed(kinds, seed)
@@ -151,7 +151,7 @@ def test_random_compositions_are_exact(kinds: list[str], seed: int) -> None:
 # --- tiles, memory, selections -------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 7), st.booleans(), st.sampled_from(["mlp", "conv2d", "embedding"]))
 def test_tiles_do_not_matter(tile: int, keep: bool, name: str) -> None:
     from dataclasses import replace

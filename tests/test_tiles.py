@@ -16,7 +16,7 @@ Sizes = st.integers(1, 300)
 
 
 @given(Sizes, st.integers(1, 60), st.integers(1, 60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_bands_cover_the_upper_half_with_little_more(n: int, least: int, more: int) -> None:
     side = least + more
     seen = torch.zeros(n, n, dtype=torch.int64)
@@ -32,7 +32,7 @@ def test_bands_cover_the_upper_half_with_little_more(n: int, least: int, more: i
 
 
 @given(Sizes, Sizes, st.integers(1, 100))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_bands_of_two_sets_cover_all(n: int, m: int, side: int) -> None:
     seen = torch.zeros(n, m, dtype=torch.int64)
     for band in bands(n, m, side, symmetric=False, least=1):

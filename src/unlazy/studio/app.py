@@ -96,7 +96,9 @@ def make_app(studio: Studio, *, host: str = "127.0.0.1", token: str | None = Non
         Route("/api/{rest:path}", partial(_answer, studio.payload)),
         Route("/{name:path}", partial(_static, static | {"index.html": page.encode()})),
     ]
-    return Guard(Starlette(routes=routes, lifespan=lifespan), host=host, token=token, policy=content_policy(page))
+    app = Starlette(routes=routes, lifespan=lifespan)
+    app.router.redirect_slashes = False  # an address nobody serves is not here, wherever else it might lead
+    return Guard(app, host=host, token=token, policy=content_policy(page))
 
 
 def _warm(shelf: Shelf) -> None:
