@@ -10,6 +10,7 @@ import unlazy
 from unlazy import plots
 from unlazy.bench.tables import speed_page
 from unlazy.claims.scorecard import load_results, scorecard, to_markdown
+from unlazy.claims.verdict import UNJUDGED
 from unlazy.studies.halfspace.circle.pilot import compare
 from unlazy.studies.halfspace.circle.pilot import to_markdown as to_table
 from unlazy.studies.halfspace.tables.pages import page as cifar_page
@@ -51,7 +52,7 @@ def main() -> None:
     rows = scorecard(load_results(ROOT / "results"))
     (ROOT / "docs" / "scorecard.md").write_text(to_markdown(rows))
     (ROOT / "docs" / "studies.md").write_text(studies(rows))
-    run = [row for row in rows if row["verdict"] != "not run yet"]
+    run = [row for row in rows if row["verdict"] not in UNJUDGED]
     plots.save(plots.scorecard(run), ROOT / "docs" / "images" / "scorecard")
     (ROOT / "docs" / "api.md").write_text(api())
     paper = json.loads((ROOT / "results" / "circle" / "paper.json").read_text())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -195,20 +197,36 @@ def test_scikit_learn_can_copy_a_watched_net(points, tmp_path: Path) -> None:
 # --- Fabric --------------------------------------------------------------------------------------
 
 
-def test_fabric_needs_no_adapter(points, tmp_path: Path) -> None:
+def fit_with_fabric(points: tuple[Tensor, Tensor], precision: Any, watch: Callable[..., Any]) -> nn.Module:
     from lightning.fabric import Fabric
 
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     module = mlp()
     model, optimiser = fabric.setup(module, torch.optim.SGD(module.parameters(), 0.1))
-    with Scope(module, points, tmp_path / "run", budget=ALWAYS) as scope:
+    with watch(module, model) as scope:
         for step in range(1, 9):
             loss = nn.functional.cross_entropy(model(points[0]), points[1])
             optimiser.zero_grad()
             fabric.backward(loss)
             optimiser.step()
-            scope.step(step, batch_loss=loss)
-    check_run(tmp_path / "run", last=8)
+            if scope is not None:
+                scope.step(step, batch_loss=loss)
+    return module
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_fabric_needs_no_adapter(points, tmp_path: Path, precision: str, wrapped: bool) -> None:
+    """The scope may be given the module, or what Fabric made of it."""
+
+    def watch(module: nn.Module, model: nn.Module) -> Scope:
+        return Scope(model if wrapped else module, points, tmp_path / "run", budget=ALWAYS, strict=True)
+
+    watched = fit_with_fabric(points, precision, watch)
+    assert same(watched, fit_with_fabric(points, precision, lambda *_: nullcontext()))
+    run = check_run(tmp_path / "run", last=8)
+    assert run.header["recipe"]["scope"]["layers"] == ["0", "3"]
+    assert run.header["recipe"]["scope"]["left_out"] == {}
 
 
 # --- sinks ---------------------------------------------------------------------------------------

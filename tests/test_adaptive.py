@@ -287,6 +287,11 @@ def test_estimator_fixed_is_kernel_regression_and_free_predicts_the_same() -> No
     assert torch.allclose(free.bending(new), free.kernel(new).diagonal() / plain.diagonal())
 
 
+def test_a_column_of_targets_may_be_a_vector() -> None:
+    column, vector = (AdaptiveTangents(NET, search=Alternating(rounds=5)).fit(X, y).predict(X) for y in (Y[:, None], Y))
+    assert torch.equal(column, vector)
+
+
 def test_several_outputs_and_several_chunks() -> None:
     net, y = network(3), draws(6, 3, seed=4)
     model = AdaptiveTangents(net).fit(X, y)
@@ -330,6 +335,8 @@ def test_wrong_settings_are_refused() -> None:
         AdaptiveTangents(NET, structure="kron")
     with pytest.raises(InputError, match="do not fit"):
         AdaptiveTangents(NET).fit(X, draws(6, 2))
+    with pytest.raises(InputError, match="do not fit"):
+        AdaptiveTangents(network(3)).fit(X, Y)
     with pytest.raises(InputError, match="fit"):
         AdaptiveTangents(NET).predict(X)
     with pytest.raises(InputError, match="ridge"):

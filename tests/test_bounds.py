@@ -12,6 +12,7 @@ from unlazy.models.truncated import gradients, mirrored_start, paper_schedule, s
 from unlazy.runtime import InputError, stream
 from unlazy.theory.bounds import fixed_feature_bound, learning_conditions, query_bound
 from unlazy.theory.emergence import (
+    Decomposition,
     decompose,
     expected_largest,
     explicit_network,
@@ -121,6 +122,19 @@ def test_the_floor_is_what_sampling_alone_gives() -> None:
     assert (small / large).item() == pytest.approx(4, rel=0.25)
 
 
+def test_a_decomposition_by_hand() -> None:
+    """Two neurons, the second with its signal the other way round; patterns 0, 2 and 4 are relevant."""
+    components = torch.tensor([[4.0, 1.0, 6.0, -2.0, 5.0], [-3.5, 0.5, -1.0, 0.1, -1.5]], dtype=torch.float64)
+    errors = torch.tensor([[9.0, 3.0, 9.0, 4.0, 9.0], [9.0, 0.0, 9.0, 0.0, 9.0]], dtype=torch.float64)
+    found = Decomposition(components, errors, torch.tensor([True, False, True, False, True]))
+    assert found.signal.tolist() == [5, -2]
+    assert found.unevenness.tolist() == pytest.approx([1 / 5, 3 / 4])
+    assert found.noise.tolist() == [2, 0.5]
+    assert found.ratio.tolist() == pytest.approx([2 / 5, 1 / 4])
+    largest = 2 / math.sqrt(math.pi)  # of two normals, in size
+    assert found.floor.tolist() == pytest.approx([largest * math.sqrt(12.5) / 5, 0], rel=1e-6)
+
+
 @pytest.mark.parametrize("count", [1, 2, 95])
 def test_expected_largest_against_draws(count: int) -> None:
     draws = torch.randn(100_000, count, generator=stream(0, "largest"), dtype=torch.float64).abs().amax(1)
@@ -142,6 +156,8 @@ def test_theorem_1_says_which_conditions_fail_at_the_papers_size() -> None:
     assert all(row.holds for row in learning_conditions(pairs=300, **setting, **kind))
     with pytest.raises(InputError, match=r"error lies in"):
         learning_conditions(pairs=300, **(setting | {"error": 0.0}))
+    with pytest.raises(InputError, match="at least one pair"):
+        learning_conditions(pairs=0, **setting)
 
 
 def test_theorem_2_binds_where_it_says() -> None:
@@ -163,6 +179,8 @@ def test_theorem_3_counts() -> None:
     assert bound.rules_out(100, 0.01)
     assert not bound.rules_out(300, 0.01)
     assert not bound.rules_out(100, 0.001)
-    assert bound.error < 0.5 or bound.error == pytest.approx(0.5)
+    assert query_bound(6, 2).error == pytest.approx(0.5 - 15**-3, rel=1e-12)
+    assert query_bound(6, 2).least == pytest.approx(0.5 * 15 ** (1 / 3), rel=1e-12)
+    assert query_bound(40_000, 2_000).least == math.inf  # C(D, k) is beyond every float; the bound still stands
     with pytest.raises(InputError, match="tolerance above 0"):
         bound.rules_out(1, 0.0)

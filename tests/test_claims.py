@@ -72,7 +72,7 @@ def test_parts_combine() -> None:
     assert combine(["fails", "censored"]) == "fails"
     assert combine(["fails", "partly", "censored"]) == "partly"
     assert combine(["fails", "fails"]) == "fails"
-    assert combine(["censored"]) == "not run yet"
+    assert combine(["censored"]) == "cannot tell"
     assert combine(["fails", "partly"]) == "partly"
 
 
@@ -188,9 +188,9 @@ def test_committed_verdicts_are_those_of_the_committed_rules(path: Path) -> None
     assert json.loads(json.dumps(entry.load().claims(table))) == table["claims"]
 
 
-def test_a_claim_without_numbers_is_not_run_yet() -> None:
+def test_a_scale_that_judges_nothing_cannot_tell() -> None:
     row = claim_row("C7", [], scale="smoke", settings={}, provenance={}, why="")
-    assert row["verdict"] == "not run yet"
+    assert row["verdict"] == "cannot tell"
 
 
 def test_scorecard_page_is_current() -> None:

@@ -370,6 +370,6 @@ def test_a_study_that_ran_and_cannot_tell_does_not_read_as_one_that_did_not_run(
     censored = claim_row("C9", [], scale="smoke", settings={}, provenance={}, why="")
     cli._print_rows([censored, empty_row("C10")])
     short, never = [line for line in capsys.readouterr().out.splitlines() if line.startswith("C")]
-    assert "too short" in short
+    assert "cannot tell" in short
     assert "not run yet" not in short
     assert "not run yet" in never

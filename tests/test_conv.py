@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unlazy.models.conv import ConvLayer, GatedImageNet, ImageSpec, build_images, conv_spec, gated
+from unlazy.models.conv import GatedImageNet, ImageSpec, build_images, conv_spec, gated
+from unlazy.models.conv_layers import ConvLayer
 from unlazy.models.folding import fold_batch_norm, half_space_normals
 from unlazy.models.gates import HardGate, SoftGate
 from unlazy.models.resnet import resnet34_spec, resnet110_spec

@@ -66,7 +66,7 @@ def test_results_are_written_and_smoke_judges_nothing(smoke, name: str) -> None:
     assert json.loads((folder / name / "smoke.json").read_text()) == table
     assert [row["id"] for row in table["claims"]] == CLAIMS[name]
     assert {claim.id for claim in CATALOGUE if claim.study == name} == set(CLAIMS[name])
-    assert {row["verdict"] for row in table["claims"]} == {"not run yet"}
+    assert {row["verdict"] for row in table["claims"]} == {"cannot tell"}
     figures = {path.name for path in (folder / name / "smoke").iterdir()}
     assert figures
     assert all(path.endswith((".png", ".pdf")) for path in figures)
@@ -374,7 +374,7 @@ def test_lemma_claims_flip(smoke) -> None:
     table = copy.deepcopy(smoke[1]["lemmas"]) | {"scale": "desk"}
     good = {
         "lemma4_error": 1e-13, "lemma4_loss": 1e-13, "lemma4_outer": 1.0, "lemma4_bias_low": 0.5, "lemma4_bias_high": 0.4,
-        "start_output": 0.0, "formula_error": 1e-14, "unevenness_1": 0.02, "ratio_1": 0.05, "ratio_2": 0.03,
+        "lemma4_inside": 0.3, "start_output": 0.0, "formula_error": 1e-14, "unevenness_1": 0.02, "ratio_1": 0.05, "ratio_2": 0.03,
         "exact_ratio_1": 0.02, "exact_ratio_2": 0.001,
     }  # fmt: skip
     table["seeds"] = repeated(table["seeds"], good)
@@ -382,6 +382,8 @@ def test_lemma_claims_flip(smoke) -> None:
     for bad, claim in (
         ({"lemma4_loss": 1e-3}, "B1"),
         ({"lemma4_outer": 1.01}, "B1"),
+        ({"lemma4_bias_low": 1.01}, "B1"),
+        ({"lemma4_inside": 1.01}, "B1"),
         ({"start_output": 1e-16}, "B2"),
         ({"formula_error": 1e-6}, "B2"),
         ({"unevenness_1": 0.2}, "B3"),
@@ -432,7 +434,7 @@ def test_fixed_feature_claims_flip(smoke) -> None:
     one_bad = [*table["ball"][1:], table["ball"][0] | {"certified_neurons": 0.40}]
     assert verdicts(study, table | {"ball": one_bad})["B10"] == "partly"  # never means never
     unbound = changed("ball", {"bound": 0.1})
-    assert unbound["B10"] == "not run yet"  # judged only where the bound binds
+    assert unbound["B10"] == "cannot tell"  # judged only where the bound binds
 
 
 def test_cluster_claim_flips(smoke) -> None:
@@ -475,4 +477,4 @@ def test_teacher_claim_flips(smoke) -> None:
     assert judged(**(good | {"direct": 0.6})) == {"B12": "partly"}
     assert judged(**(good | {"injected": 0.95, "direct": 0.6})) == {"B12": "fails"}
     natural = table | {"lessons": {"digits/others": repeated(rows, good | {"injected": 0.95})}}
-    assert verdicts(teacher_student, natural) == {"B12": "not run yet"}  # only noise judges
+    assert verdicts(teacher_student, natural) == {"B12": "cannot tell"}  # only noise judges

@@ -89,7 +89,7 @@ def test_results_hold_every_stack_and_claim(smoke) -> None:
     folder, table, measured = smoke
     assert json.loads((folder / "fashion" / "smoke.json").read_text()) == table
     assert set(table["stacks"]) == {stack.key for stack in stacks(SMOKE)} == set(measured.series)
-    assert [(row["id"], row["verdict"]) for row in table["claims"]] == [(f"C{i}", "not run yet") for i in range(16, 20)]
+    assert [(row["id"], row["verdict"]) for row in table["claims"]] == [(f"C{i}", "cannot tell") for i in range(16, 20)]
     assert all((folder / "fashion" / "smoke" / f"{name}.png").exists() for name in figures.FIGURES)
 
 
@@ -298,7 +298,7 @@ def test_only_members_with_modified_labels_are_judged(smoke) -> None:
 
 @pytest.mark.parametrize("change", [{"scale": "desk"}, {"images": 6000}, {"data": "digits"}])
 def test_smaller_studies_judge_nothing(smoke, change: dict[str, Any]) -> None:
-    assert set(verdicts(table_with(smoke[1], {}, **change)).values()) == {"not run yet"}
+    assert set(verdicts(table_with(smoke[1], {}, **change)).values()) == {"cannot tell"}
 
 
 def test_a_middle_point_never_reached_is_censored(smoke) -> None:

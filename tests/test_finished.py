@@ -297,7 +297,7 @@ def test_smoke_measures_everything_and_judges_nothing(smoke: tuple[Path, dict[st
     assert json.loads((folder / "features-finished" / "smoke.json").read_text()) == table
     assert list(table["copies"]) == [copies.key for copies in all_copies(SCALES["smoke"])]
     assert (folder / "features-finished" / "smoke" / "copies.png").exists()
-    assert [row["verdict"] for row in table["claims"]] == ["not run yet"]
+    assert [row["verdict"] for row in table["claims"]] == ["cannot tell"]
     names = {f"{name}_{moment}" for name in ("retrained", "network", *KERNELS) for moment in ("0", "1", "3", "end")}
     assert names <= set(table["copies"]["author-pwc-hard"]["values"])
 
@@ -349,7 +349,7 @@ def test_a_falsified_table_flips_the_verdict(plateau: float, end: float, verdict
     (row,) = claims(table_with(plateau, end))
     assert row["id"] == "C27"
     assert row["verdict"] == verdict
-    assert claims(table_with(plateau, end, "smoke"))[0]["verdict"] == "not run yet"
+    assert claims(table_with(plateau, end, "smoke"))[0]["verdict"] == "cannot tell"
 
 
 def test_seeds_without_a_plateau_do_not_count(smoke: tuple[Path, dict[str, Any]]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,10 +16,12 @@ from torch.nn import functional as F
 from unlazy.data.images import Images
 from unlazy.models.conv import ImageSpec, build_images
 from unlazy.models.gates import HardGate
-from unlazy.runtime import InputError
+from unlazy.runtime import InputError, StoreError
+from unlazy.store import Run, Writer
 from unlazy.training import images as training
 from unlazy.training.batches import CROP, DeviceImages
 from unlazy.training.images import ImageRecipe, loss_function, make_optimiser, train_images
+from unlazy.training.state import put_back, state_of
 
 SMALL = ImageSpec((6, 8), (1, 1), channels=2, classes=3)
 QUICK = ImageRecipe(4, batch=16, lr=0.05, augment=False, smoothing=0.0)
@@ -135,6 +139,19 @@ def test_only_weights_decay(optimiser: str) -> None:
         assert decay[id(parameter)] == (0.1 if parameter.ndim > 1 else 0.0)
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_rates_are_those_of_branch_and_parametrisation(optimiser: str) -> None:
+    for parametrisation in ("standard", "mup"):
+        net = build_images(replace(SMALL, parametrisation=parametrisation))
+        made = make_optimiser(net, ImageRecipe(1, optimiser=optimiser, lr=0.5, gate_lr=0.1), fused=False)
+        rates = {id(p): group["lr"] for group in made.param_groups for p in group["params"]}
+        asked = net.rate_multipliers(optimiser)
+        for name, parameter in net.named_parameters():
+            branch = 0.1 if name.startswith("gate_layers.") else 1.0
+            assert rates[id(parameter)] == pytest.approx(0.5 * branch * asked[name])
+    assert (min(asked.values()) < 1) == (optimiser == "adam")
+
+
 def test_wrong_recipes_are_refused() -> None:
     for wrong in (
         {"epochs": 0},
@@ -242,6 +259,78 @@ def test_trial_steps_leave_the_statistics_alone() -> None:
         training._Plain(net, loss)(torch.randn(9, 2, 8, 8), torch.arange(9) % 3)
         assert any(not torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
     assert all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
+
+
+# --- interruptions ---------------------------------------------------------------------------------
+
+
+class UnpluggedError(Exception):
+    """Stands for a machine that goes away."""
+
+
+def folder_of(path: Path, recipe: ImageRecipe) -> Writer:
+    header = {"kind": "train", "study": None, "scale": None, "recipe": recipe.to_dict(), "members": [{}]}
+    return Writer(path, header | {"provenance": {}})
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize(("stop", "begun"), [(3, 2), (4, 4)])
+def test_interrupted_training_goes_on_to_the_same_bits(optimiser: str, stop: int, begun: int, tmp_path: Path) -> None:
+    recipe = replace(QUICK, epochs=5, optimiser=optimiser, lr=0.02, augment=True, looks_every=1)
+    train, test = stripes(64), stripes(30, seed=1)
+    alone = build_images(MODELS["hard"])
+    wanted = train_images(alone, train, test, recipe)
+
+    def unplugged(done: int, _: int) -> None:
+        if done == stop:
+            raise UnpluggedError
+
+    options: dict[str, Any] = {"keep_every": 2}
+    with folder_of(tmp_path / "run", recipe) as writer, pytest.raises(UnpluggedError):
+        train_images(build_images(MODELS["hard"]), train, test, recipe, writer=writer, progress=unplugged, **options)
+    net, told = build_images(MODELS["hard"], seed=7), list[int]()
+    with folder_of(tmp_path / "run", recipe) as writer:
+        found = train_images(
+            net, train, test, recipe, writer=writer, progress=lambda done, _: told.append(done), **options
+        )
+        writer.finish()
+    assert told == list(range(begun + 1, 6))
+    assert found["curve"] == wanted["curve"]
+    assert all(torch.equal(a, b) for a, b in zip(alone.state_dict().values(), net.state_dict().values(), strict=True))
+    run = Run(tmp_path / "run")
+    assert [line.step for line in run.lines] == [4, 8, 12, 16, 20]
+    assert [line.step for line in run.lines if line.checkpoint] == [8, 16, 20]
+    assert found["seconds"] == pytest.approx(run.scalars("seconds")[1][-1, 0], abs=1e-3)
+    kept = run.checkpoint(20)
+    assert all(np.array_equal(kept[f"model/{name}"][0], value) for name, value in net.state_dict().items())
+
+
+def test_states_of_other_networks_are_refused() -> None:
+    net, other = build_images(MODELS["hard"]), build_images(MODELS["relu"])
+    arrays = state_of(net, make_optimiser(net, QUICK, fused=False))
+    with pytest.raises(StoreError, match="another network"):
+        put_back(other, make_optimiser(other, QUICK, fused=False), arrays)
+    with pytest.raises(InputError, match="keep_every"):
+        train_images(net, stripes(64), stripes(20), QUICK, keep_every=0)
+
+
+def test_momentum_lies_in_memory_as_its_parameter_does() -> None:
+    """One that lay differently would be slow, or refused, on a GPU."""
+    made = []
+    for _ in range(2):
+        net: Any = build_images(MODELS["hard"]).to(memory_format=torch.channels_last)
+        made.append((net, make_optimiser(net, QUICK, fused=False)))
+    (first, moved), (second, fresh) = made
+    training._Plain(first, loss_function(first, QUICK, None, autocast=False))(
+        torch.randn(9, 2, 8, 8), torch.arange(9) % 3
+    )
+    moved.step()
+    put_back(second, fresh, state_of(first, moved))
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        (mine,), (theirs,) = moved.state[one].values(), fresh.state[other].values()
+        assert torch.equal(mine, theirs)
+        assert theirs.stride() == other.stride()
+        assert not theirs.requires_grad
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from unlazy.studies.halfspace.circle.study import reproduce
-from unlazy.studio.browsing import Browser, browsing, fits, press, settle
+from unlazy.studio.browsing import Browser, fits, press, settle
 from unlazy.studio.circle_page import write_circle_page
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Browser, str]]:
+def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Browser, str]:
     folder = tmp_path_factory.mktemp("page")
     reproduce("smoke", runs=folder / "runs", results=folder, progress=lambda *_: None)
     path = write_circle_page(folder / "page.html", folder, folder / "runs", "smoke", None)
-    with browsing() as browser:
-        page = browser.open(Path(path).as_uri())
-        settle(page, "window.__unlazy?.ready")
-        yield page, browser, Path(path).as_uri()
+    page = browser.open(Path(path).as_uri())
+    settle(page, "window.__unlazy?.ready")
+    return page, browser, Path(path).as_uri()
 
 
 def test_no_request_leaves_and_nothing_complains(opened) -> None:

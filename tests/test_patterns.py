@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
 
 from unlazy.data.patterns import Patterns, check_assumptions, interval_rule, majority_rule, parity_rule
-from unlazy.runtime import InputError
+from unlazy.runtime import InputError, stream
 
 SMALL = {"inputs": 9, "patterns": 7, "relevant": 3}
 SETTINGS = [
@@ -109,6 +110,7 @@ def test_another_seed_is_another_relevant_set() -> None:
         ({"mixture": 1.0}, "gamma > 0"),
         ({"rule": (0, 1, 2, 3)}, "A0 asks"),
         ({"structured": False}, "fair coins"),
+        ({"relevant": 4, "rule": (0, 2, 4)}, "A0 asks"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(settings, reason) -> None:
@@ -148,3 +150,56 @@ def test_checker_accepts_what_holds_and_names_what_does_not() -> None:
     flat = Patterns.unstructured(20, 20, 5)
     coins = flat.draw(4000)
     assert not check_assumptions(coins.indicators, coins.y, flat.relevant_set())["a1"]
+
+
+def test_checker_names_uneven_gammas_rates_and_dependence_on_the_relevant_ones() -> None:
+    """One assumption broken at a time, the others left alone."""
+    patterns = Patterns(inputs=20, patterns=20, relevant=5)
+    sample, relevant = patterns.draw(8000), patterns.relevant_set()
+    outside = torch.nonzero(~patterns.is_relevant())[:, 0]
+    coins = torch.rand(8000, generator=stream(0, "coins"), dtype=torch.float64)
+
+    def verdicts(indicators: Tensor) -> list[bool]:
+        report = check_assumptions(indicators, sample.y, relevant)
+        return [report[name] for name in ("a0", "a1", "a2")]
+
+    assert verdicts(sample.indicators) == [True, True, True]
+    weaker = sample.indicators.clone()
+    weaker[:, relevant[0]] = torch.where(coins < 0.3, coins < 0.15, weaker[:, relevant[0]])  # 70 % of gamma is left
+    assert verdicts(weaker) == [True, False, True]
+    rarer = sample.indicators.clone()
+    rarer[:, outside[0]] &= coins < 0.8  # rate 0.4, independent still
+    assert verdicts(rarer) == [True, True, False]
+    commoner = sample.indicators.clone()
+    commoner[:, outside] |= torch.rand(8000, len(outside), generator=stream(0, "more")) < 0.2  # all alike: rate 0.6
+    assert verdicts(commoner) == [True, True, False]
+    leaning = sample.indicators.clone()
+    leaning[:, outside[3]] = torch.where(coins < 0.1, leaning[:, relevant[2]], leaning[:, outside[3]])
+    assert verdicts(leaning) == [True, True, False]
+
+
+def test_checker_refuses_what_it_cannot_measure() -> None:
+    patterns = Patterns(inputs=20, patterns=20, relevant=5)
+    sample, relevant = patterns.draw(100), patterns.relevant_set()
+    for indicators, y, chosen, reason in (
+        (sample.indicators[:20], sample.y[:20], relevant, "at least 30 samples"),
+        (sample.indicators, sample.y[:50], relevant, "100 rows of indicators but 50 labels"),
+        (sample.indicators, (sample.y + 1) / 2, relevant, "labels are -1 and \\+1"),
+        (sample.indicators, sample.y, relevant + 20, "from 0 to 19"),
+        (sample.indicators, sample.y, relevant[:0], "at least one"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            check_assumptions(indicators, y, chosen)
+
+
+def test_intervals_of_the_checker_hold_the_truth_as_often_as_they_say() -> None:
+    patterns = Patterns(inputs=8, patterns=8, relevant=3, background=0.3)
+    truths = {"positive": 0.5, "gamma_mean": patterns.gamma, "background": 0.3}
+    hits = dict.fromkeys(truths, 0)
+    for number in range(600):
+        sample = patterns.draw(400, f"try {number}")
+        report = check_assumptions(sample.indicators, sample.y, patterns.relevant_set())
+        for name, truth in truths.items():
+            hits[name] += report[name].holds(truth)
+    for name, count in hits.items():
+        assert 0.92 <= count / 600 <= 0.98, (name, count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,6 +111,25 @@ def test_factors_share_a_stretch_where_prices_are_flat() -> None:
     assert torch.allclose(z.prod(0), numbers(50).sqrt(), rtol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("function", "most"),
+    [
+        (lambda z: torch.expm1(z - 1), 12.0),  # beyond all numbers from z = 710 on
+        (lambda z: 1 / (3 - z).clamp(min=0) - 0.5, 3.0),  # no stretch beyond 3
+        (lambda z: torch.where(z < 2, (z - 1) ** 2, torch.inf), 2.0),
+    ],
+)
+def test_penalties_that_end_at_some_stretch(function: Callable[[Tensor], Tensor], most: float) -> None:
+    penalty, v = Custom("wall", function), numbers(0.0, 0.2, 1.0, 4.0, 1e3)
+    z = torch.linspace(1, most, 400_001, dtype=torch.float64)[:-1]
+    wanted = torch.stack([(function(z) + (one / z) ** 2).min() for one in v])
+    found = effective_penalty(penalty, v)
+    assert torch.all(found <= wanted * (1 + 1e-10) + 1e-14)
+    assert torch.allclose(found, wanted, rtol=1e-5)
+    both = effective_penalty(circled_plus(penalty, SQUARE), v)
+    assert torch.all(both <= torch.minimum(found, effective_penalty(SQUARE, v)) * (1 + 1e-10) + 1e-14)
+
+
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from([1.0, 1.5, 2.0, 3.0]), min_size=1, max_size=3), st.floats(0, 50))
 def test_laws(exponents: list[float], v: float) -> None:
@@ -182,8 +203,8 @@ def test_penalties_that_break_the_assumptions_are_refused() -> None:
         Custom("shifted", lambda z: z)
     with pytest.raises(InputError, match="increasing"):
         Custom("hill", lambda z: torch.sin(z - 1).abs())
-    with pytest.raises(InputError, match="not finite"):
-        Custom("pole", lambda z: 1 / (3 - z).clamp(min=0) - 0.5)
+    with pytest.raises(InputError, match="not a number"):
+        Custom("root", lambda z: (z - 1) * (5 - z).sqrt())
     with pytest.raises(InputError, match="Theorem 2"):
         circled_plus(Power(0.5), SQUARE)
     with pytest.raises(InputError, match="positive"):

@@ -109,6 +109,13 @@ def test_a_grammar_is_read_in_one_way_only() -> None:
     assert data.directions().shape == (24, 12)  # three contrasts for each of four tokens
 
 
+def test_another_seed_is_another_grammar() -> None:
+    grammars = {
+        str([rule.tolist() for rule in Planted("hierarchy", 24, 2, symbols=4, seed=seed).rules()]) for seed in range(5)
+    }
+    assert len(grammars) == 5
+
+
 def test_recovery_of_random_subspaces_is_their_share() -> None:
     values = []
     for number in range(200):

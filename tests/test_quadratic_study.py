@@ -165,7 +165,7 @@ def test_the_verdict_follows_the_numbers() -> None:
     assert claims(table(other_loss=0.02, other=0.85))[0]["verdict"] == "fails"
     assert claims(table(other_loss=0.02, other=0.95))[0]["verdict"] == "partly"
     assert claims(table(other_loss=0.01, other=0.9))[0]["verdict"] == "fails"  # equal is not higher
-    assert claims(table() | {"scale": "smoke"})[0]["verdict"] == "not run yet"
+    assert claims(table() | {"scale": "smoke"})[0]["verdict"] == "cannot tell"
 
 
 def test_gates_made_hard_do_not_judge() -> None:
@@ -205,7 +205,7 @@ def test_results_hold_every_stack(smoke) -> None:
     folder, made = smoke
     assert json.loads((folder / "quadratic" / "smoke.json").read_text()) == made
     assert set(made["stacks"]) == {key(task, rule, g) for task, rule in pairs(made) for g in GATINGS}
-    assert made["claims"][0]["verdict"] == "not run yet"
+    assert made["claims"][0]["verdict"] == "cannot tell"
     for name in figures.FIGURES:
         assert (folder / "quadratic" / "smoke" / f"{name}.png").is_file()
 

@@ -103,6 +103,40 @@ def test_a_cornered_adversary_tells_the_truth() -> None:
     assert oracle.ask(one(0)).item() == pytest.approx(0)
 
 
+def test_a_settled_adversary_still_counts_what_agrees_with_every_answer() -> None:
+    """Cornered by a query that shifts two sets alike: both agree with the truth it then tells, until one does not."""
+    size, k, tolerance = 6, 2, 0.3
+    oracle = AdversarialOracle(size, k, tolerance)
+    sets = list(itertools.combinations(range(size), k))
+    present = oracle.people.indicators
+
+    def parity(chosen: tuple[int, ...]) -> Tensor:
+        return torch.where(present[:, list(chosen)].sum(1) % 2 == 1, 1.0, -1.0).to(torch.float64)
+
+    def about(*weighted: tuple[tuple[int, ...], float]):
+        return lambda _, y: (y * sum(share * parity(chosen) for chosen, share in weighted))[:, None]
+
+    asked = [about((chosen, 1.0)) for chosen in sets[2:]]  # one set at a time crossed out: two are left
+    asked += [about((sets[0], 0.5), (sets[1], 0.5)), about((sets[0], 0.25), (sets[1], 0.5)), about((sets[1], 1.0))]
+    left = []
+    answers: list[float] = []
+    for query in asked:
+        answers.append(oracle.ask(query).item())
+        agree = [
+            chosen
+            for chosen in sets
+            if all(
+                abs(query(present, parity(chosen)).mean().item() - answer) <= tolerance + 1e-12
+                for query, answer in zip(asked, answers, strict=False)
+            )
+        ]
+        found = [tuple(torch.nonzero(row)[:, 0].tolist()) for row in oracle.candidates()]
+        assert sorted(found) == agree
+        left.append(oracle.consistent)
+    assert left[-4:] == [2, 2, 2, 1]
+    assert answers[-3:] == pytest.approx([0.5, 0.25, 0.0])
+
+
 # --- descent as a client ---------------------------------------------------------------------------
 
 
@@ -123,6 +157,34 @@ def test_descent_through_an_honest_oracle_is_descent() -> None:
     assert oracle.asked == 5 * 8 * (8 + 2)  # steps x units x (D + 2)
 
 
+def test_phases_with_an_outer_rate_are_followed_as_in_training() -> None:
+    patterns = Patterns(inputs=8, patterns=8, relevant=3)
+    people = patterns.population()
+    net, _ = setting(patterns, 4)
+    facts = {"relevant": 3, "gamma": 0.25, "deviation": patterns.deviation}
+    schedule = paper_schedule(4, **facts, steps=6, outer_rate=0.2)
+    asked = descend(HonestOracle(people), net, schedule, patterns)
+    direct = train(net, schedule, lambda _: (people.phi, people.y, people.weights))
+    assert torch.allclose(asked.a, direct.a, atol=1e-9)
+    assert torch.allclose(asked.w, direct.w, atol=1e-11)
+
+
+def test_what_no_oracle_answers_is_refused() -> None:
+    patterns = Patterns(inputs=8, patterns=8, relevant=3)
+    oracle = HonestOracle(patterns.population())
+    for ask, reason in (
+        (lambda: oracle.ask(lambda present, y: y), r"one column a function, \[n, q\]; got shape \(256,\)"),
+        (lambda: find_relevant(oracle, 8, 9), "k=9 relevant patterns of D=8"),
+        (lambda: BatchOracle(patterns, 0, 10), "a batch has rows"),
+        (lambda: AdversarialOracle(20, 5, 0.1), "too many to list"),
+        (lambda: AdversarialOracle(8, 3, 0.0), "no room to lie"),
+        (lambda: HonestOracle(patterns.population(), -0.1), "at least 0"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            ask()
+    assert oracle.asked == 0
+
+
 def test_mini_batches_are_an_oracle_with_tolerance() -> None:
     patterns = Patterns(inputs=8, patterns=8, relevant=3)
     net, schedule = setting(patterns, 4)
@@ -130,6 +192,7 @@ def test_mini_batches_are_an_oracle_with_tolerance() -> None:
     exact = HonestOracle(patterns.population())
     query = random_query(1, 80)
     assert (oracle.ask(query) - exact.ask(query)).abs().max() < oracle.tolerance
+    assert 80 * 2 * math.exp(-400 * oracle.tolerance**2 / 2) == pytest.approx(0.05)  # Hoeffding, values in [-1, 1]
     assert not torch.equal(oracle.ask(query), oracle.ask(query))  # fresh batches
     trained = descend(oracle, net, schedule[:2], patterns)
     inside = patterns.is_relevant().to(torch.float64)

@@ -223,7 +223,7 @@ def test_smoke_scale_runs_writes_and_judges_nothing(tmp_path: Path) -> None:
         assert 0 <= done <= total, what
 
     table = study.reproduce("smoke", runs=tmp_path / "runs", results=tmp_path / "results", progress=quiet)
-    assert [(row["id"], row["verdict"]) for row in table["claims"]] == [("L10", "not run yet")]
+    assert [(row["id"], row["verdict"]) for row in table["claims"]] == [("L10", "cannot tell")]
     assert json.loads((tmp_path / "results/sample-size/smoke.json").read_text())["study"] == "sample-size"
     assert (tmp_path / "results/sample-size/smoke/errors.png").exists()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("metrics.jsonl")}

@@ -125,8 +125,9 @@ def test_views_are_chosen(mlp) -> None:
     scope = Scope(net, (x, y), views=("neurons",), strict=True)
     assert {"neurons", "loss"} <= scope.history.arrays.keys() | scope.history.scalars.keys()
     assert not any("tangent" in name or "paths" in name for name in scope.history.scalars)
-    with pytest.raises(InputError, match="views are among"):
-        Scope(net, (x, y), views=("dreams",))
+    assert Scope(net, (x, y), views="neurons").history.scalars.keys() == scope.history.scalars.keys()
+    with pytest.raises(InputError, match=r"views are among .*; got dreams"):
+        Scope(net, (x, y), views="dreams")
 
 
 def test_a_data_set_brings_its_groups(tmp_path: Path) -> None:
@@ -144,6 +145,7 @@ def test_a_data_set_brings_its_groups(tmp_path: Path) -> None:
     ("make", "says"),
     [
         (lambda net, x, y: Scope(net, (x, y), budget=0.0), "budget must be a positive share"),
+        (lambda net, x, y: Scope(net, (x, y), budget=5.0), "5 times the training time; say 0.05 for 5 %"),
         (lambda net, x, y: Scope(net.requires_grad_(False), (x, y)), "no trainable parameters"),
         (lambda net, x, y: Scope(nn.LazyLinear(3), (x, y)), "call the model once"),
         (lambda net, x, y: Scope(nn.LSTM(5, 3), (x[:, None], y)), "say which tensor counts|one row of scores"),

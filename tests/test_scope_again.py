@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from storeruns import header
-from unlazy import InputError, Run, Scope, StoreError
+from unlazy import HardGate, ImageSpec, InputError, Run, Scope, StoreError, build_images
+from unlazy.runtime import stream
+from unlazy.scope import record as records
 from unlazy.scope import session as sessions
 from unlazy.store import Writer
 
@@ -203,7 +206,7 @@ def test_a_cell_that_failed_may_be_run_again(tmp_path: Path) -> None:
 
 
 def test_a_start_that_was_too_large_to_keep_is_known_by_its_outputs(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(sessions, "START_BYTES", 10)
+    monkeypatch.setattr(records, "START_BYTES", 10)
     training = Training(seed=0)
     with training.scope(tmp_path / "run") as scope:
         training.steps(range(1, 5), scope)
@@ -300,3 +303,16 @@ def test_overwrite_touches_no_run_that_a_scope_did_not_write(tmp_path: Path) -> 
     with pytest.raises(StoreError, match="no scope wrote"):
         Training(0).scope(tmp_path / "run", overwrite=True)
     assert record(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("change", [{"parametrisation": "mup"}, {"gate": HardGate(2.0)}])
+def test_image_networks_that_print_alike_are_told_apart(tmp_path: Path, change: dict[str, object]) -> None:
+    """Gate rules and multipliers do not show where a module prints its layers."""
+    spec = replace(ImageSpec((3, 4), channels=1, classes=2), parametrisation="ntk", gate=HardGate(4.0))
+    x = torch.randn(12, 1, 5, 5, generator=stream(2, "pictures"))
+    probe = (x, torch.arange(12) % 2)
+    Scope(build_images(spec), probe, tmp_path / "run", views=()).finish()
+    recipe = Run(tmp_path / "run").header["recipe"]
+    assert recipe["model"].splitlines()[0] == "GatedImageNet("
+    with pytest.raises(StoreError, match="another model, probe set or choice of views"):
+        Scope(build_images(replace(spec, **change)), probe, tmp_path / "run", views=())  # type: ignore[arg-type]

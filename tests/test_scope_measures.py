@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import cases
 import scope_nets
 from unlazy import (
+    DeepLinearNet,
+    HardGate,
+    ImageSpec,
     InputError,
     Scope,
+    SoftGate,
+    build_images,
     feature_ansatz,
     layer_kernels,
     linearise,
@@ -24,6 +31,7 @@ from unlazy import (
     tangent_kernel,
 )
 from unlazy.kernels.compare import centered_alignment, effective_rank, kernel_distance, relative_change
+from unlazy.kernels.reference import tangent_kernel as slow_tangent_kernel
 from unlazy.runtime import stream
 from unlazy.scope import measures, tangent
 from unlazy.scope.layers import LayerTangents, agop_correlation
@@ -328,6 +336,52 @@ def test_gated_networks_are_seen(name: str) -> None:
         assert torch.allclose(now["tangent"], value, atol=1e-10)
 
 
+IMAGES = ImageSpec((4, 5), channels=2, classes=2, batch_norm=False)
+IMAGE_NETS = {
+    "relu": IMAGES.relu(),
+    "soft": replace(IMAGES, gate=SoftGate(4.0)),
+    "hard": replace(IMAGES, gate=HardGate(4.0)),
+    "residual": replace(IMAGES, blocks=(1, 1), batch_norm=True, gate=HardGate(4.0)),
+    "mup": replace(IMAGES, parametrisation="mup"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE_NETS)
+def test_gated_networks_on_images_are_seen(name: str) -> None:
+    """Their gates count wherever a branch of its own makes them, and no derivative goes through a soft backward pass."""
+    net = build_images(IMAGE_NETS[name], seed=1).double().eval()
+    x = torch.randn(10, 2, 5, 5, generator=stream(3, "pictures"), dtype=torch.float64)
+    instruments = looked_at(net, x, torch.arange(10) % 2)
+    with untouched(net):
+        instruments.begin()
+        before = [gate.flatten(1) for gate in net.gates(x).hard()]
+        moved(net, 0.05)
+        now = instruments.measure(5)
+    after = [gate.flatten(1) for gate in net.gates(x).hard()]
+    flips = (torch.cat(before, 1) != torch.cat(after, 1)).double().mean()
+    assert 0 < float(now["gate_flips"]) == pytest.approx(float(flips))
+    hard = isinstance(net.settings.gate, HardGate) and net.settings.gating == "linear"
+    assert ("linearisation_error" in now) != hard
+    assert any("over the value parameters" in note for note in instruments.notes) == hard
+    exact = slow_tangent_kernel(net.hard() if hard else net, x).diagonal(dim1=-2, dim2=-1).sum(-1)
+    torch.testing.assert_close(now["tangent"], exact, rtol=1e-8, atol=1e-10)
+    if net.settings.gating == "linear":
+        with torch.no_grad():
+            loss = F.cross_entropy(net.hard()(x), torch.arange(10) % 2)
+        assert float(now["loss_hard_gates"]) == pytest.approx(float(loss))
+
+
+def test_a_deep_linear_network_has_a_tangent() -> None:
+    """Open gates are no function of parameters: nothing jumps."""
+    net = DeepLinearNet(4, 2, width=6, depth=2).double()
+    x = torch.randn(20, 4, generator=stream(4, "linear"), dtype=torch.float64)
+    instruments = looked_at(net, x, torch.arange(20) % 2)
+    instruments.begin()
+    moved(net)
+    assert 0 < float(instruments.measure(3)["linearisation_error"]) < 1
+    assert instruments.notes == []
+
+
 def test_neurons_are_unit_directions_of_the_first_layer(mlp) -> None:
     net, x, y = mlp
     first = looked_at(net.eval(), x, y).begin()
@@ -358,6 +412,27 @@ def test_a_look_that_fails_later_falls_out_alone(mlp, monkeypatch) -> None:
     assert "tangent_distance" in now
     assert instruments.fallen == {"paths": "no room"}
     assert "paths" not in instruments.looks
+
+
+def test_a_look_that_fails_when_it_is_repeated_is_left_out_too(mlp, monkeypatch) -> None:
+    """The first measurement is taken twice: a model that can be looked at only once must not end in an error."""
+    net, x, y = mlp
+    instruments = looked_at(net.eval(), x, y)
+    monkeypatch.setattr(instruments, "rows", dict.fromkeys(measures.MOST_ROWS))  # nothing is timed beforehand
+    calls: list[int] = []
+
+    def once(*arguments: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) > 1:
+            raise RuntimeError("only once")
+        return path_count(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measures, "path_count", once)
+    first = instruments.begin()
+    assert len(calls) == 2
+    assert instruments.left_out == {"paths": "only once"}
+    assert "paths" not in first
+    assert "tangent_distance" in first
 
 
 # --- targets, groups, outputs --------------------------------------------------------------------------------
@@ -411,6 +486,15 @@ def test_groups_by_mask_and_by_number(mlp) -> None:
     assert "loss_0" not in first
     whole = tangent_kernel(net, x).diagonal()
     assert float(first["tangent_mass_first"]) == pytest.approx(float(whole[:3].sum() / whole.sum()))
+
+
+def test_what_is_no_pair_is_refused_with_the_way_to_one(mlp) -> None:
+    _, x, y = mlp
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    with pytest.raises(InputError, match=r"got DataLoader; of a loader, next\(iter\(loader\)\)"):
+        as_probe(loader)
+    assert len(as_probe(next(iter(loader)))) == 8
+    assert len(as_probe((x.numpy(), y.numpy()))) == len(x)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import scope_nets
 from scope_nets import loop
 from storeruns import header
 from unlazy import InputError, Run, Scope
-from unlazy.scope import session as sessions
+from unlazy.scope import record as records
 from unlazy.scope.history import History
 from unlazy.store import Writer
 
@@ -153,7 +153,7 @@ def test_a_finished_run_can_be_continued(mlp, tmp_path: Path) -> None:
 
 def test_a_start_too_large_to_keep_leaves_its_measures_out(mlp, tmp_path: Path, monkeypatch) -> None:
     net, x, y = mlp
-    monkeypatch.setattr(sessions, "START_BYTES", 10)
+    monkeypatch.setattr(records, "START_BYTES", 10)
     Scope(net, (x, y), tmp_path / "run", strict=True).finish()
     scope = Scope(net, (x, y), tmp_path / "run", budget=ALWAYS, strict=True)
     loop(net, x, y, scope, range(1, 3))

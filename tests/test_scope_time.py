@@ -113,7 +113,9 @@ def test_it_says_what_looking_cost(mlp) -> None:
     assert cost["seconds_measuring"] > 0
     assert cost["share"] == pytest.approx(cost["seconds_measuring"] / cost["seconds_training"])
     assert cost["seconds_at_construction"] > 0
-    assert cost["measurements"] == len(scope.history.scalars["loss"]) >= 3
+    assert (
+        cost["measurements"] == len(scope.history.scalars["loss"]) >= 2
+    )  # the first and the last; others as time allows
     assert scope.history.steps[-1] == 125
 
 

@@ -168,7 +168,7 @@ def test_smoke_measures_everything_and_judges_nothing(smoke: tuple[Path, dict[st
     folder, table = smoke
     assert json.loads((folder / "spectral-bias" / "smoke.json").read_text()) == table
     assert list(table["networks"]) == ["author-pwc", "author-relu", "author-pwc-equal"]
-    assert [row["verdict"] for row in table["claims"]] == ["not run yet"]
+    assert [row["verdict"] for row in table["claims"]] == ["cannot tell"]
     for name in ("lead", "halves"):
         assert (folder / "spectral-bias" / "smoke" / f"{name}.png").exists()
 
@@ -212,7 +212,7 @@ def test_a_falsified_table_flips_the_verdict() -> None:
     """The network fits the bottom half 50 times later; its linearisation 2 times later, or as much later."""
     assert judged(entry_with((2, 100), (10, 20), 0.1))["verdict"] == "holds"
     assert judged(entry_with((2, 100), (2, 100), 1.0))["verdict"] == "fails"
-    assert judged(entry_with((2, 100), (10, 20), 0.1), "smoke")["verdict"] == "not run yet"
+    assert judged(entry_with((2, 100), (10, 20), 0.1), "smoke")["verdict"] == "cannot tell"
 
 
 def test_a_bottom_half_never_fitted_counts_as_far_as_one_has_looked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from unlazy import Run
 from unlazy.store import Writer
 from unlazy.studio import levels
 from unlazy.studio.answers import BadRequest, NotHere
+from unlazy.studio.openrun import Stored
 from unlazy.studio.payload import Payload
 from unlazy.studio.shelf import Shelf
 
@@ -178,3 +180,36 @@ def test_scenes_of_one_member_fold_into_their_quantities(tmp_path):
     assert np.array_equal(floats(ask(payload, "array/run/output/5", member=2)), arrays_at(5, members=3)["output"][2])
     with pytest.raises(NotHere, match="step 3"):
         ask(payload, "array/run/output/3", member=2)
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+@given(
+    shape=st.lists(st.integers(0, 5), min_size=1, max_size=5),
+    kind=st.sampled_from(["<f4", "<f8", ">f8", "<f2", "<i8", "|u1", "|b1", "<u2"]),
+    fortran=st.booleans(),
+)
+def test_a_file_is_read_as_numpy_reads_it(tmp_path_factory, shape, kind, fortran):
+    random = np.random.default_rng(sum(shape))
+    values = random.integers(0, 2 if kind == "|b1" else 100, shape).astype(kind)
+    path = tmp_path_factory.mktemp("arrays") / "values.npy"
+    np.save(path, np.asfortranarray(values) if fortran else values)
+    for member in range(shape[0]):
+        stored = Stored(path, member)
+        assert stored.shape() == (tuple(shape), values.dtype)
+        assert np.array_equal(stored.read(), np.load(path)[member])
+
+
+def test_many_threads_read_files_without_the_parser(tmp_path, monkeypatch):
+    """Two threads in ``ast.literal_eval`` at once can raise SystemError in Python 3.11, and every request is a thread."""
+
+    def parser(*_: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch")
+
+    path = tmp_path / "values.npy"
+    np.save(path, np.arange(6.0).reshape(2, 3))
+    monkeypatch.setattr("ast.literal_eval", parser)
+    with pytest.raises(SystemError):
+        np.load(io.BytesIO(path.read_bytes()))  # what NumPy does with the same file
+    assert Stored(path, 1).read().tolist() == [3, 4, 5]

@@ -249,6 +249,34 @@ def test_the_difference_is_the_same_in_figure_and_data(payload, tmp_path, monkey
         ask(payload, "difference/first/overlap/4", other="../second")
 
 
+def test_path_counts_of_a_scope_are_drawn_as_counts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    counts = np.array([[0.0, 1, 7, 300]])
+    for name, kind, kept in (("scope", "scope", np.log1p(counts)), ("train", "train", counts)):
+        with Writer(tmp_path / "runs" / name, header(name, 1, kind=kind)) as writer:
+            writer.record(0, {"paths": kept.mean(1)}, {"paths": kept})
+            writer.finish()
+    payload = Payload(Shelf(tmp_path / "runs"))
+    for name in ("scope", "train"):
+        dots = run_code(payload, "array-paths", name, step=0).axes[0].collections[0].get_offsets()
+        assert np.allclose(dots[:, 1], counts[0])
+    both = run_code(payload, "array-paths", "scope", step=0, other="train", member2=0)
+    assert np.allclose([line.get_ydata() for line in both.axes[0].lines if len(line.get_ydata())], counts)
+
+
+def test_an_array_and_a_scalar_of_one_name_have_a_figure_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Writer(tmp_path / "runs" / "mine", header("mine", 1, kind="scope")) as writer:
+        for step in (0, 5):
+            writer.record(step, {"paths": np.array([2.0 + step])}, {"paths": np.full((1, 4), 3.0)})
+        writer.finish()
+    payload = Payload(Shelf(tmp_path / "runs"))
+    curve = run_code(payload, "paths", "mine", step=5).axes[0]
+    assert curve.get_ylabel() == "mean of ln(1 + active paths)"
+    assert curve.lines[0].get_ydata().tolist() == [2, 7]
+    assert run_code(payload, "array-paths", "mine", step=5).axes[0].get_ylabel() == "active paths"
+
+
 @pytest.mark.parametrize(
     ("path", "error"),
     [

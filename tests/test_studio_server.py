@@ -203,6 +203,7 @@ ROUTES = [
     "figure",
     "code",
     "frames",
+    "alike",
     "difference",
     "claim-figure",
     "runs",

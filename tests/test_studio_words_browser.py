@@ -14,6 +14,7 @@ import pytest
 from studioruns import header, kernel
 from unlazy import Circle
 from unlazy.claims.scorecard import load_results, ours_text, results_folder, scorecard
+from unlazy.claims.verdict import UNJUDGED
 from unlazy.store import Writer
 from unlazy.studio.browsing import Browser, settle
 from unlazy.studio.report import write_run_report
@@ -40,13 +41,14 @@ VERDICT = {
 }
 
 
-def classes_run(folder: Path, samples: int, seed: int, verdict: dict[str, Any]) -> float:
+def classes_run(folder: Path, samples: int, seed: int, verdict: dict[str, Any], fingerprint: str | None = "0") -> float:
     """A scope's run over inputs that it could not keep, with classes 3, 5 and 8 of 12; returns its last accuracy."""
     random = np.random.default_rng(seed)
     labels = CLASSES[np.arange(samples) % 3]
     scope = {"probe_kind": "tokens", "groups": {}, "rows": {}}
     right = 0.0
-    with Writer(folder, header(folder.name, 1, kind="scope", recipe={"scope": scope})) as writer:
+    data = {"name": "probe", "options": {}, "fingerprint": fingerprint}
+    with Writer(folder, header(folder.name, 1, kind="scope", recipe={"scope": scope}, data=data)) as writer:
         for step in (0, 5):
             output = random.normal(size=(1, samples, 12)) + step * np.eye(12)[labels] / 3
             right = float((output[0].argmax(1) == labels).mean())
@@ -65,11 +67,24 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     accuracy = classes_run(folder / "classes", 200, 0, VERDICT)
     assert 0.5 < accuracy < 0.99
     classes_run(folder / "fewer", 60, 1, old)
+    for name, fingerprint in (("again", "0"), ("elsewhere", "1"), ("silent", None)):
+        classes_run(folder / name, 200, 2, old, fingerprint)
     random = np.random.default_rng(2)
     with Writer(folder / "real", header("real", 1)) as writer:
         targets, first, second = random.normal(size=(3, 1, 20, 1))
         writer.record(0, {"loss": np.array([2.301])}, {"output": first, "probe_y": targets})
         writer.record(5, {"loss": np.array([2.297])}, {"output": second})
+        writer.finish()
+    with Writer(folder / "sparse", header("sparse", 1)) as writer:
+        writer.record(0, {"loss": np.ones(1)}, {"overlap": kernel(200, 1, 0), "output": np.ones((1, 200))})
+        writer.record(5, {"loss": np.ones(1)}, {"output": np.ones((1, 200))})
+        writer.finish()
+    scope = {"groups": {"0": [0, 1], "1": [2, 3]}, "rows": {}}
+    with Writer(folder / "layers", header("layers", 1, kind="scope", recipe={"scope": scope})) as writer:
+        named = ["alignment@0", "alignment@2", "alignment_0", "alignment_1", "paths", "paths_0", "paths_1", "loss"]
+        for step in (0, 5):
+            scalars = {name: np.array([0.1 + place + step]) for place, name in enumerate(named)}
+            writer.record(step, scalars, {"paths": np.log1p([[1.0, 2, 4, 800]])})
         writer.finish()
     model = {"width": 4, "depth": 2, "gating": "linear", "in": 2, "out": 1}
     circle = header("dlgn", 10, model=model, data=Circle(n=20).dataset().describe())
@@ -88,7 +103,7 @@ def no_complaints(browser: Browser) -> Iterator[None]:
 
 def text_of(page: Any, testid: str, words: str = "") -> str:
     """The text of a part of the page, once it has any and these words are in it: arrays arrive one after the other."""
-    found = "document.querySelector(`[data-testid=${argument[0]}]`)?.innerText ?? ''"
+    found = "document.querySelector(`[data-testid='${argument[0]}']`)?.innerText ?? ''"
     settle(page, f"({found}).length > 3 && ({found}).includes(argument[1])", [testid, words])
     return str(page.get_by_test_id(testid).inner_text())
 
@@ -141,6 +156,39 @@ def test_two_runs_of_classes_are_both_drawn(browser, home):
     page.close()
 
 
+@pytest.mark.parametrize(
+    ("other", "told", "drawn"), [("again", None, 1), ("elsewhere", "unlike", 0), ("silent", "unsure", 1)]
+)
+def test_kernels_over_other_samples_are_not_subtracted(browser, home, other, told, drawn):
+    page = browser.open(f"{home}#/compare/classes/{other}?step=5")
+    panel = page.get_by_test_id("panel-overlap-difference")
+    if told:
+        words = {"unlike": "measured on different data", "unsure": "do not say on which samples"}[told]
+        assert words in text_of(page, told, words)
+    else:
+        settle(page, "document.querySelector('[data-map=overlap-difference]')")
+    assert panel.locator("canvas").count() == drawn
+    assert panel.get_by_test_id("unlike").count() + panel.get_by_test_id("unsure").count() == (told is not None)
+    assert panel.get_by_text("figure", exact=True).count() == drawn
+    page.close()
+
+
+def test_what_is_older_than_the_rail_says_so(browser, home):
+    page = browser.open(f"{home}#/run/sparse?step=5")
+    assert text_of(page, "older") == "as of step 0"
+    assert page.get_by_test_id("panel-overlap").get_by_test_id("older").count() == 1
+    assert page.get_by_test_id("panel-output").get_by_test_id("older").count() == 0
+    page.keyboard.press("Home")
+    settle(page, "!document.querySelector('[data-testid=older]')")
+    page.goto(f"{home}#/compare/classes/sparse?step=5")
+    words = "the first is of step 5, the second of step 0"
+    assert words in text_of(page, "apart", words)
+    page.goto(f"{home}#/compare/classes/again?step=5")
+    settle(page, "document.querySelector('[data-map=overlap-difference]')")
+    assert page.get_by_test_id("apart").count() == 0
+    page.close()
+
+
 def test_real_targets_stand_beside_the_output(browser, home):
     page = browser.open(f"{home}#/run/real?step=5")
     assert "on the line it is right" in text_of(page, "readout-output", "target")
@@ -150,13 +198,25 @@ def test_real_targets_stand_beside_the_output(browser, home):
     page.close()
 
 
+def test_curves_of_layers_groups_and_paths_are_named_for_what_they_are(browser, home):
+    page = browser.open(f"{home}#/run/layers?step=5&mark=3")
+    assert "800 active paths" in text_of(page, "readout-paths", "active")  # a scope keeps ln(1 + count)
+    page.evaluate("document.querySelectorAll('main details').forEach(part => { part.open = true; })")
+    by_layer = text_of(page, "panel-curve-alignment@", "layer 0")
+    assert ("layer 2" in by_layer, "class" in by_layer) == (True, False)
+    assert "class 1" in text_of(page, "panel-curve-alignment", "class 0")
+    assert "ln(1 + active paths)" in text_of(page, "panel-curve-paths")
+    assert "This panel failed" not in page.inner_text("main")
+    page.close()
+
+
 def test_a_dlgn_without_half_spaces_says_that_they_were_not_stored(browser, home):
     page = browser.open(f"{home}#/run/dlgn?step=5")
     panel = text_of(page, "panel-halfspaces", "did not store")
     assert "ReLU" not in panel
     assert "output" not in panel
     page.goto(f"{home}#/runs")
-    settle(page, "document.querySelectorAll('[data-testid=runs-row]').length === 4")
+    settle(page, "document.querySelectorAll('[data-testid=runs-row]').length === 9")
     assert "· 10 members" not in page.inner_text("main")
     assert "10 members" in page.inner_text("main")
     page.close()
@@ -164,7 +224,7 @@ def test_a_dlgn_without_half_spaces_says_that_they_were_not_stored(browser, home
 
 def test_claims_have_the_numbers_of_the_command_line(browser, home):
     page = browser.open(f"{home}#/claims")
-    rows = [row for row in scorecard(load_results(results_folder())) if row["verdict"] != "not run yet"]
+    rows = [row for row in scorecard(load_results(results_folder())) if row["verdict"] not in UNJUDGED]
     settle(page, "document.querySelectorAll('[data-testid=claims-row]').length >= argument", len(rows))
     seen = 0
     for row in rows:

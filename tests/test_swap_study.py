@@ -89,7 +89,7 @@ def test_results_hold_every_stack(smoke) -> None:
     folder, made, _, _ = smoke
     assert json.loads((folder / "swap" / "smoke.json").read_text()) == made
     assert set(made["stacks"]) == {key("pilot", arm) for arm in SMOKE.arms}
-    assert made["claims"][0]["verdict"] == "not run yet"
+    assert made["claims"][0]["verdict"] == "cannot tell"
     for name in figures.FIGURES:
         assert (folder / "swap" / "smoke" / f"{name}.png").is_file()
 
@@ -192,7 +192,7 @@ def test_the_verdict_follows_the_numbers() -> None:
         ("epochs_recover", "frozen"): float(PAPER.before),
     }
     assert verdict(to=wrong) == "fails"
-    assert claims(table() | {"scale": "smoke"})[0]["verdict"] == "not run yet"
+    assert claims(table() | {"scale": "smoke"})[0]["verdict"] == "cannot tell"
 
 
 def test_every_arm_is_judged_or_refused() -> None:

@@ -17,12 +17,14 @@ import torch
 from unlazy.data.images import load_images
 from unlazy.models.conv import ImageSpec, build_images
 from unlazy.runtime import InputError
+from unlazy.store import Run
 from unlazy.studies.halfspace.tables import claims as judging
 from unlazy.studies.halfspace.tables import measure, study, table1, table2, train
 from unlazy.studies.halfspace.tables.claims import Table, claims
 from unlazy.studies.halfspace.tables.figures import PAPER, draw
 from unlazy.studies.halfspace.tables.settings import (
     MODELS,
+    RIDGES,
     SCALES,
     Cell,
     available,
@@ -187,7 +189,7 @@ def first_table(**tests: float) -> dict[str, Any]:
     dear = {"seconds_per_epoch": 2.0, "peak_megabytes": 180.0, "images_per_second": 6e4, "parameters": 200}
     made.append(cell("cifar-10", "conv", "relu", 50, recipe="cost", epochs=3, **cost))
     made.append(cell("cifar-10", "conv", "dlgn", 50, recipe="cost", epochs=3, **dear))
-    settings = {"data": ["cifar-10"], "images": 50_000}
+    settings = {"data": ["cifar-10"], "images": 50_000, "lr": 4e-4}
     return {"study": "table1", "scale": "paper", "settings": settings, "provenance": MADE_BY, "cells": made}
 
 
@@ -231,8 +233,40 @@ def test_what_is_compared_to_a_point_waits_until_training_is_done() -> None:
         if made["model"] == "relu":
             made["train_as_trained"] = 0.69
     told = verdicts(results)
-    assert {told[claim] for claim in ("C20", "C22", "C25")} == {"not run yet"}
+    assert {told[claim] for claim in ("C20", "C22", "C25")} == {"cannot tell"}
     assert {told[claim] for claim in ("C21", "C23", "F5")} == {"holds"}
+
+
+def test_the_bar_counts_at_the_length_that_is_compared() -> None:
+    results = first_table()
+    for made in results["cells"]:
+        if made["model"] == "relu":
+            made["train_as_trained"] = 0.69
+    for seed in range(2):  # the ReLU network alone went on until it fitted
+        longer = cell("cifar-10", "conv", "relu", 72.2, seed=seed, epochs=50, train_as_trained=0.96)
+        results["cells"].append(longer)
+    told = verdicts(results)
+    assert {told[claim] for claim in ("C20", "C22", "C25")} == {"cannot tell"}
+
+
+def test_a_linear_model_that_wanted_a_smaller_ridge_is_not_judged() -> None:
+    for ridge, said, verdict in ((1e-8, None, "cannot tell"), (1e-7, None, "holds"), (1e-8, False, "holds")):
+        results = first_table()
+        for made in results["cells"]:
+            if made["model"] == "tangent":
+                made |= {"ridge": ridge, "held_out_by_ridge": {"1e-08": 0.55, "1e-07": 0.52}}
+                made |= {} if said is None else {"ridge_at_its_least": said}
+        assert verdicts(results)["C23"] == verdict
+
+
+def test_linear_models_try_ridges_down_to_rounding() -> None:
+    assert max(RIDGES) == pytest.approx(1e-3)
+    assert min(RIDGES) <= 1e-12
+    one = next(cell for cell in cells(SCALES["paper", 1]) if cell.model == "tangent")
+    before = one.key(3, 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unlazy.studies.halfspace.tables.settings.RIDGES", RIDGES[1:])
+        assert one.key(3, 10) != before  # other ridges, another number: measured again
 
 
 def test_training_accuracy_decides_c22() -> None:
@@ -272,19 +306,19 @@ def test_cells_that_were_not_run_leave_claims_open() -> None:
     assert row["verdict"] == "partly"
     assert [part["verdict"] for part in row["parts"]] == ["holds"] * 2 + ["censored"] * 6
     results["cells"] = [made for made in results["cells"] if made["model"] == "relu"]
-    assert verdicts(results) == {"C24": "not run yet"}
+    assert verdicts(results) == {"C24": "cannot tell"}
     without_tangent = first_table()
     without_tangent["cells"] = [made for made in without_tangent["cells"] if made["model"] != "tangent"]
-    assert verdicts(without_tangent)["C23"] == "not run yet"
+    assert verdicts(without_tangent)["C23"] == "cannot tell"
 
 
 def test_small_results_are_not_judged() -> None:
     for key, value in (("images", 4000), ("data", ["digits"])):
         results = first_table()
         results["settings"][key] = value
-        assert set(verdicts(results).values()) == {"not run yet"}
+        assert set(verdicts(results).values()) == {"cannot tell"}
     results = first_table() | {"scale": "desk"}
-    assert set(verdicts(results).values()) == {"not run yet"}
+    assert set(verdicts(results).values()) == {"cannot tell"}
 
 
 def test_networks_are_compared_at_equal_epochs_and_seeds() -> None:
@@ -311,7 +345,7 @@ def test_smoke_runs_judges_nothing_and_draws(number: int, module: Any, tmp_path:
     wanted = cells(SCALES["smoke", number])
     assert {train.name_of(found) for found in made["cells"]} == {train.name_of(one.__dict__) for one in wanted}
     assert ("networks", len(wanted), len(wanted)) in steps
-    assert {row["verdict"] for row in made["claims"]} == {"not run yet"}
+    assert {row["verdict"] for row in made["claims"]} == {"cannot tell"}
     written = json.loads((tmp_path / "results" / f"table{number}" / "smoke.json").read_text())
     assert written["cells"] == made["cells"]
     assert written["provenance"]["data_sha256"]
@@ -364,6 +398,67 @@ def test_a_cell_that_fails_is_told_and_the_others_run(tmp_path: Path, monkeypatc
     found = train.run(SCALES["smoke", 2], tmp_path / "kept.json", "smoke", tell=told.append)
     assert [one["model"] for one in found] == ["relu", "dlgn", "pwc-hard"]
     assert any(line.startswith("failed digits/resnet-34/dlgn-hard") and "out of memory" in line for line in told)
+
+
+def test_a_killed_cell_goes_on_from_its_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "KEEP_EVERY", 1)
+    settings, whole, epochs = SCALES["smoke", 2], train.train_images, list[int]()
+    one = next(cell for cell in cells(settings) if cell.model == "dlgn-hard")
+    alone = train.run_cell(one, train.Pictures(settings), "cpu")
+
+    def killed(*given: Any, **options: Any) -> dict[str, Any]:
+        def after_one(done: int, _: int) -> None:
+            epochs.append(done)
+            if len(epochs) == 1:
+                raise KeyboardInterrupt
+
+        return whole(*given, **(options | {"progress": after_one}))
+
+    monkeypatch.setattr(train, "train_images", killed)
+    options: dict[str, Any] = {"only": "dlgn-hard,main", "runs": tmp_path / "runs"}
+    with pytest.raises(KeyboardInterrupt):
+        train.run(settings, tmp_path / "kept.json", "smoke", **options)
+    (found,) = train.run(settings, tmp_path / "kept.json", "smoke", **options)
+    assert epochs == [1, 2]  # the first epoch was not trained again
+    different = {"seconds", "seconds_per_epoch", "seconds_in_all", "provenance"}
+    assert {k: v for k, v in found.items() if k not in different} == {
+        k: v for k, v in alone.items() if k not in different
+    }
+    assert found["training"]["epochs"] == 2
+    assert found["spec"] == one.spec(1, 10).to_dict()
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert Run(folder).status()["state"] == "finished"
+    (tmp_path / "kept.json").unlink()
+    (again,) = train.run(settings, tmp_path / "kept.json", "smoke", **options)
+    assert again["test_as_trained"] == found["test_as_trained"]
+
+
+def test_the_command_fails_where_a_cell_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--table", "2", "--scale", "smoke", "--results", str(tmp_path), "--only", "relu|dlgn"]
+    study.main([*given, "--device", "cpu"])
+    assert "digits/resnet-34/relu/main/0: epoch 1 of 2" in capsys.readouterr().out
+    (tmp_path / "table2" / "smoke-measured.json").unlink()
+    whole = train.run_cell
+
+    def broken(cell: Cell, *options: Any, **more: Any) -> dict[str, Any]:
+        if cell.model == "dlgn":
+            raise RuntimeError("out of memory")
+        return whole(cell, *options, **more)
+
+    monkeypatch.setattr(train, "run_cell", broken)
+    with pytest.raises(SystemExit, match="not kept: digits/resnet-34/dlgn/main/0"):
+        study.main([*given, "--device", "cpu"])
+    study.main([*given, "--device", "cpu", "--seconds", "100"])  # with a limit, cells may be missing
+
+
+def test_long_trainings_say_how_far_they_are() -> None:
+    said: list[str] = []
+    follow = train.tenths(said.append, "x")
+    for done in range(1, 76):
+        follow(done, 75)
+    assert said == [f"x: epoch {done} of 75" for done in (8, 15, 23, 30, 38, 45, 53, 60, 68, 75)]
 
 
 def test_merging_keeps_every_cell_and_the_newer_of_two() -> None:

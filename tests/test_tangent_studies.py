@@ -54,7 +54,7 @@ def test_smoke_scale_runs_writes_and_judges_nothing(
     study: Any, name: str, ids: set[str], figures: set[str], tmp_path: Path
 ) -> None:
     table = study.reproduce("smoke", runs=tmp_path / "runs", results=tmp_path / "results", progress=quiet)
-    assert verdicts(table["claims"]) == dict.fromkeys(ids, "not run yet")
+    assert verdicts(table["claims"]) == dict.fromkeys(ids, "cannot tell")
     assert json.loads((tmp_path / "results" / name / "smoke.json").read_text())["study"] == name
     written = {path.stem for path in (tmp_path / "results" / name / "smoke").glob("*.png")}
     assert written == figures
@@ -93,6 +93,7 @@ def adaptive_table(**changes: Any) -> dict[str, Any]:
         "stretches": [[1.1, 1.4, 1.2]] * seeds,
         "gap": [1e-9] * seeds,
         "stationarity": [1e-5] * seeds,
+        "starts_apart": [1e-9] * seeds,
         "rises": [0.0] * seeds,
         "error_fixed": [0.1] * seeds,
         "error_adapted": [0.1] * seeds,

@@ -144,6 +144,8 @@ def test_what_does_not_go_together_is_refused() -> None:
         Stack("relu", [], [])
     with pytest.raises(InputError, match="batch-norm"):
         widened(build_images(ImageSpec((5,))), 8)
+    with pytest.raises(InputError, match="multipliers"):
+        widened(build_images(ImageSpec((5,), batch_norm=False, parametrisation="mup")), 8)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams need a GPU")

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { ordering, rowOf, samplesOf, type Band } from "../src/lib/order.ts";
+import { groupsSayMore, ordering, rowOf, samplesOf, type Band } from "../src/lib/order.ts";
 import { families, momentsOf, stepsOf, valueAt } from "../src/lib/roles.ts";
 import type { Probe, RunInfo } from "../src/lib/types.ts";
 
@@ -18,6 +18,16 @@ test("by group: groups as the run names them, the rest last and unnamed", () => 
   const { order, bands } = ordering("group", [0, 1, 2, 3, 4, 5], probe);
   assert.deepEqual([...order], [0, 4, 1, 2, 3, 5]);
   assert.deepEqual(bands.map(brief), ["hard 0-2 0", "easy 2-4 1"]);
+});
+
+test("groups that are the classes under other names are not offered twice", () => {
+  const probe = (groups: Record<string, number[]>): Probe => ({ kind: "unknown", labels: [0, 1, 0, 1], groups });
+  assert.equal(groupsSayMore(probe({ "class 0": [0, 2], "class 1": [1, 3] })), false);
+  assert.equal(groupsSayMore(probe({ early: [0, 1], late: [3, 2] })), true); // each holds both classes
+  assert.equal(groupsSayMore(probe({ "class 0": [0, 2] })), true); // a part of the samples
+  assert.equal(groupsSayMore(probe({ a: [0], b: [2], c: [1, 3] })), true); // finer than the classes
+  assert.equal(groupsSayMore(probe({})), false);
+  assert.equal(groupsSayMore({ kind: "unknown", labels: null, groups: { all: [0] } }), true);
 });
 
 test("as stored, bands are named only where each group lies together", () => {
@@ -48,12 +58,15 @@ test("curves that share a quantity share an axis", () => {
     "loss_hard_gates",
     "alignment@a",
     "alignment@b",
+    "alignment_hard",
+    "alignment_easy",
     "tangent_mass_hard",
     "tangent_rank",
   ];
   const found = families(Object.fromEntries(names.map((name) => [name, series])), ["hard", "easy"]);
   assert.deepEqual(found.find((f) => f.name === "loss")?.members.sort(), ["loss", "loss_easy", "loss_hard"]);
-  assert.equal(found.find((f) => f.name === "alignment")?.members.length, 2);
+  assert.deepEqual(found.find((f) => f.name === "alignment@")?.members, ["alignment@a", "alignment@b"]);
+  assert.deepEqual(found.find((f) => f.name === "alignment")?.members, ["alignment_easy", "alignment_hard"]);
   assert.deepEqual(
     found.map((f) => f.members.length).reduce((a, b) => a + b),
     names.length,

@@ -160,6 +160,10 @@ test("the samples deepest on either side, deepest first", () => {
     [3, 1],
   ]);
   assert.deepEqual(extremes(Float32Array.of(1, 0), 9, inputs, 2), [[2, 0], []]);
+  assert.deepEqual(extremes(Float32Array.of(1, 0), null, Float32Array.of(1, 0, 2, 0, 3, 0), 2), [
+    [2, 1],
+    [0, 1],
+  ]); // no border is known: both ends, whatever their sign
 });
 
 test("the story of a unit begins with its first direction", () => {

@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { general, percent, settingsText, short, tickNames } from "../src/lib/format.ts";
+import { curveOf } from "../src/lib/definitions.ts";
+import { general, momentWords, percent, settingsText, short, tickNames } from "../src/lib/format.ts";
 import { samplesOf } from "../src/lib/order.ts";
 import { momentsOf, noHalfSpaces } from "../src/lib/roles.ts";
-import { columnsOf, margins, MOST_COLUMNS, ranksOf } from "../src/lib/samples.ts";
+import { columnsOf, countsOf, keepsLogs, margins, MOST_COLUMNS, ranksOf } from "../src/lib/samples.ts";
 import { groupsInShort, groupWords, leftLazy, whenText, withSteps } from "../src/lib/verdict.ts";
 import type { Probe, RunInfo, Verdict } from "../src/lib/types.ts";
 import { pickAgainst, pickStrip, stripNames } from "../src/panels/curves.ts";
@@ -210,4 +211,25 @@ test("a run says why it shows no half-spaces", () => {
   assert.match(noHalfSpaces({ gating: "own" }), /ReLU/);
   assert.match(noHalfSpaces({ gating: "linear" }), /did not store/);
   for (const model of [null, undefined, {}]) assert.doesNotMatch(noHalfSpaces(model), /ReLU/);
+});
+
+test("a scope's path counts are logarithms, and the page says so or turns them into counts", () => {
+  const run = (kind: string) => ({ header: { kind } }) as unknown as RunInfo;
+  const logs = { values: Float32Array.of(0, Math.log(2), Math.log(101)), shape: [3] };
+  assert.deepEqual(Array.from(countsOf(logs, run("scope")), Math.round), [0, 1, 100]);
+  assert.equal(countsOf(logs, run("train")), logs.values);
+  assert.ok(Number.isFinite(countsOf({ values: Float32Array.of(1e4), shape: [1] }, run("scope"))[0]));
+  assert.ok(keepsLogs(run("scope"), "paths_top") && !keepsLogs(run("scope"), "loss"));
+  assert.equal(curveOf("paths", run("scope")).title, "Active paths, log");
+  assert.match(curveOf("paths", run("scope")).text, /ln\(1 \+ active paths\)/);
+  assert.equal(curveOf("paths", run("train")).title, "Active paths");
+  assert.equal(curveOf("alignment@", run("scope")).title, "Alignment by layer");
+  assert.equal(curveOf("rank@", run("scope")).title, "Rank by layer");
+  assert.equal(curveOf("gate_flips", run("scope")).title, "Gate flips");
+});
+
+test("a moment is told in epochs where their length is known", () => {
+  assert.equal(momentWords(42, 16), "epoch 2.63");
+  assert.equal(momentWords(448, 16), "epoch 28");
+  assert.equal(momentWords(34, null), "step 34");
 });

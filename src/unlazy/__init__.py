@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from unlazy.theory.queries import AdversarialOracle, HonestOracle, NoisyOracle, find_relevant
     from unlazy.theory.regions import Polyhedron, circle_pieces, path_polyhedron
     from unlazy.theory.truncated_limit import truncated_kernel_limit
+    from unlazy.theory.two_layers import decompose_module
     from unlazy.theory.value_kernel import expected_value_kernel
     from unlazy.training.ensemble import Member
     from unlazy.training.finished import FeaturesFinished, Retraining, features_finished
@@ -204,6 +205,7 @@ _HOME = {
     "truncated_kernel_limit": "theory.truncated_limit",
     "explicit_network": "theory.emergence",
     "decompose": "theory.emergence",
+    "decompose_module": "theory.two_layers",
     "learning_conditions": "theory.bounds",
     "fixed_feature_bound": "theory.bounds",
     "query_bound": "theory.bounds",

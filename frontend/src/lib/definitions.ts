@@ -1,5 +1,8 @@
 // What each panel shows, in one sentence, with the equation of the paper that defines it.
 
+import { keepsLogs } from "./samples.ts";
+import type { RunInfo } from "./types.ts";
+
 export interface Definition {
   title: string;
   text: string;
@@ -63,8 +66,29 @@ export const DEFINITIONS: Record<string, Definition> = {
   },
 };
 
+/** Curves that are something else than the panel of their name. */
+const CURVES: Record<string, Definition> = {
+  alignment: {
+    title: "Alignment by group",
+    text: "How far the tangent kernel tells each group from the rest, centred.",
+  },
+  "alignment@": {
+    title: "Alignment by layer",
+    text: "How far each layer\u2019s share of the tangent kernel looks like the targets\u2019 own, centred.",
+  },
+};
+
 /** The name of a panel as a heading. */
 export const titleOf = (name: string): string => definitionOf(name).title.replace(/^./, (c) => c.toUpperCase());
 
 export const definitionOf = (name: string): Definition =>
   DEFINITIONS[name] ?? { title: name.replace(/_/g, " "), text: "As the run stored it." };
+
+/** What a curve is, with the words of its run: a scope's path counts are means of logarithms. */
+export function curveOf(name: string, run: RunInfo): Definition {
+  if (keepsLogs(run, name))
+    return { title: `${titleOf(name)}, log`, text: "Mean over the samples of ln(1 + active paths)." };
+  if (CURVES[name]) return CURVES[name];
+  if (name.endsWith("@")) return { title: `${titleOf(name.slice(0, -1))} by layer`, text: "" };
+  return { ...definitionOf(name), title: titleOf(name), text: DEFINITIONS[name]?.text ?? "" };
+}

@@ -56,6 +56,14 @@ export function percent(part: number): string {
 export const degrees = (angle: number): string => `${Math.round((angle * 180) / Math.PI)}\u00b0`;
 /** A group named by a bare number is a class. */
 export const groupName = (name: string): string => (/^\d+$/.test(name) ? `class ${name}` : words(name));
+/** A step as the rail writes it: in epochs where their length is known. */
+export const momentName = (step: number, perEpoch: number | null | undefined): string =>
+  perEpoch ? String(Number((step / perEpoch).toFixed(step / perEpoch < 10 ? 2 : 0))) : stepName(step);
+
+/** The same with its unit. */
+export const momentWords = (step: number, perEpoch: number | null | undefined): string =>
+  `${perEpoch ? "epoch" : "step"} ${momentName(step, perEpoch)}`;
+
 /** `loss_top` -> `loss top`; the name stays recognisable. */
 export const words = (name: string): string => name.replace(/_/g, " ");
 

@@ -2,7 +2,7 @@
 
 import { Cache } from "./cache.ts";
 import { fromBase64, type Answer, type Source } from "./source.ts";
-import type { Block, ClaimRow, Embedding, Levels, RunInfo, RunList, Spectrum } from "./types.ts";
+import type { Alike, Block, ClaimRow, Embedding, Levels, RunInfo, RunList, Spectrum } from "./types.ts";
 
 declare global {
   var unlazyEarly: Promise<Response> | null | undefined;
@@ -34,6 +34,8 @@ export const paths = {
     `/api/figure/${key}/${encodeURIComponent(panel)}.${ending}?member=${member}&step=${step}${also(more)}`,
   code: (key: string, panel: string, step: number, member: number, more: More = {}): string =>
     `/api/code/${key}/${encodeURIComponent(panel)}?member=${member}&step=${step}${also(more)}`,
+  alike: (key: string, quantity: string, other: string): string =>
+    `/api/alike/${key}/${quantity}?other=${encodeURIComponent(other)}`,
   difference: (key: string, quantity: string, step: number, member: number, more: More): string =>
     `/api/difference/${key}/${quantity}/${step}?member=${member}${also(more)}`,
   frames: (key: string, quantity: string, steps: number[], member: number, kind: string, scale: string): string =>
@@ -192,6 +194,13 @@ export class Library {
       }
       return { step, error };
     });
+  }
+  alike(path: string): Promise<Alike> {
+    return this.#get(
+      path,
+      () => this.source.json<Alike>(path),
+      () => 0,
+    );
   }
   spectrum(path: string): Promise<Spectrum> {
     return this.#get(

@@ -45,6 +45,17 @@ export function groupOf(sample: number, probe: Probe): string | null {
   return null;
 }
 
+/** Whether groups are something else than the classes, so that sorting by them shows something else. */
+export function groupsSayMore(probe: Probe): boolean {
+  const { labels } = probe;
+  const groups = Object.values(probe.groups ?? {});
+  if (!labels) return groups.length > 0;
+  const classes = groups.map((members) => new Set(members.map((sample) => labels[sample])));
+  const pure = classes.every((found) => found.size === 1);
+  const samples = groups.reduce((sum, members) => sum + members.length, 0);
+  return groups.length > 0 && !(pure && samples === labels.length && groups.length === new Set(labels).size);
+}
+
 const sets = new WeakMap<number[], Set<number>>();
 const memberSet = (members: number[]): Set<number> => {
   const known = sets.get(members) ?? new Set(members);

@@ -38,11 +38,11 @@ export function others(run: RunInfo): { kernels: string[]; rest: string[] } {
   };
 }
 
-/** Curves that share an axis: `loss`, `loss_top` and `loss_bottom`; `alignment@LAYER`; `tangent_mass_GROUP`. */
+/** Curves that share an axis: `loss`, `loss_top` and `loss_bottom`; all `alignment@LAYER`; all `tangent_mass_GROUP`. */
 export function families(scalars: Record<string, Series>, groups: string[]): { name: string; members: string[] }[] {
   const names = Object.keys(scalars).sort();
   const rootOf = (name: string): string => {
-    if (name.includes("@")) return name.split("@")[0];
+    if (name.includes("@")) return name.slice(0, name.indexOf("@") + 1); // layers are not groups: an axis of their own
     if (!groups.length) return names.find((other) => name.startsWith(`${other}_`)) ?? name;
     const group = groups.find((g) => name.endsWith(`_${g}`));
     return group ? name.slice(0, -group.length - 1) : name;

@@ -1,7 +1,7 @@
 // One number per sample from what a run stored: margins of classes, columns of classes or groups.
 
 import { groupOf, labelOf } from "./order.ts";
-import type { Block, Probe } from "./types.ts";
+import type { Block, Probe, RunInfo } from "./types.ts";
 
 export interface Column {
   name: string;
@@ -11,6 +11,14 @@ export interface Column {
 export const MOST_COLUMNS = 24; // more nobody can read
 
 export const outputsOf = (block: Block): number => (block.shape.length > 1 ? block.shape.at(-1)! : 1);
+
+/** Scopes keep path counts as ln(1 + count): some networks have more paths than a float can count. */
+export const keepsLogs = (run: RunInfo, name: string): boolean =>
+  run.header.kind === "scope" && /^paths(_|$)/.test(name);
+
+/** Active paths at each sample, as counts. */
+export const countsOf = (block: Block, run: RunInfo): Float32Array =>
+  keepsLogs(run, "paths") ? block.values.map((value) => Math.expm1(Math.min(value, 80))) : block.values;
 
 /** How far the right output of each sample is ahead of the best other; null where the classes are not known. */
 export function margins(block: Block, labels: (number | string)[] | null | undefined): Float32Array | null {

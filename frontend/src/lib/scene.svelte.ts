@@ -2,7 +2,7 @@
 
 import { range } from "../panels/draw.ts";
 import { unitsOf, type Unit } from "../panels/halfspaces.ts";
-import { columnsOf, ranksOf, type Column } from "./samples.ts";
+import { columnsOf, countsOf, ranksOf, type Column } from "./samples.ts";
 import type { RunView } from "./run.svelte.ts";
 import { studio } from "./studio.svelte.ts";
 
@@ -37,7 +37,7 @@ export class Scene {
 
   /** Least and largest path count over all frames; null while frames are missing. */
   readonly pathRange = $derived.by((): [number, number] | null => {
-    const ends = this.view.frames("paths").map((block) => range(block.values));
+    const ends = this.view.frames("paths").map((block) => range(countsOf(block, this.view.info!)));
     return ends.length ? [Math.min(...ends.map(([low]) => low)), Math.max(...ends.map(([, high]) => high))] : null;
   });
 

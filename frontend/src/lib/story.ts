@@ -56,23 +56,23 @@ export function spreadSteps(steps: number[], count: number): number[] {
   return steps.filter((_, i) => picked.has(i));
 }
 
-/** The samples deepest on the open side and those deepest on the closed side, at most `count` each. */
+/** The samples deepest on the open side and those deepest on the closed side, at most `count` each; without an offset there is no border, only the two ends. */
 export function extremes(
   vector: Float32Array,
-  offset: number,
+  offset: number | null,
   inputs: Float32Array,
   count: number,
 ): [number[], number[]] {
   const d = vector.length;
   const depth = Array.from({ length: Math.floor(inputs.length / d) }, (_, sample) => {
-    let sum = offset;
+    let sum = offset ?? 0;
     for (let i = 0; i < d; i++) sum += vector[i] * inputs[sample * d + i];
     return { sample, sum };
   });
   depth.sort((a, b) => b.sum - a.sum);
-  const open = depth.filter(({ sum }) => sum >= 0).slice(0, count);
+  const open = depth.filter(({ sum }) => offset === null || sum >= 0).slice(0, count);
   const closed = depth
-    .filter(({ sum }) => sum < 0)
+    .filter(({ sum }) => offset === null || sum < 0)
     .reverse()
     .slice(0, count);
   return [open.map(({ sample }) => sample), closed.map(({ sample }) => sample)];

@@ -43,6 +43,7 @@ class Studio {
   hover = $state.raw<number[] | null>(null); // samples under the pointer
   hoverUnit = $state.raw<{ layer: number; unit: number } | null>(null);
   helping = $state(false);
+  rail = $state<number | null>(null); // the step that the rail stands at
   #timer = 0;
   #written = 0;
 

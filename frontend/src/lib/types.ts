@@ -124,6 +124,12 @@ export interface Spectrum {
   alignment?: (number | null)[] | null;
 }
 
+/** Whether two kernels are over the same samples, row by row; null: the runs do not tell. */
+export interface Alike {
+  same: boolean | null;
+  why: string;
+}
+
 export interface ClaimPart {
   name: string;
   verdict?: string;

@@ -3,7 +3,8 @@
 *holds*: at least 90 % of the seeds are on the claimed side of the threshold and the 95 % interval of the median
 lies wholly there. *partly*: the median is on that side. *fails*: it is not. *censored*: training was too short to
 tell. A claim whose parts agree has their verdict; otherwise it is partly true. A censored part keeps a claim from
-holding, but not from failing where all that can be told fails; where all parts are censored the claim counts as not run yet.
+holding, but not from failing where all that can be told fails; where all parts are censored, or the scale is too small for
+any, the verdict is *cannot tell*. *not run yet*: nobody measured it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from unlazy.runtime import require
 
 AGREE_SHARE = 0.9
 RESAMPLES = 2000
+UNJUDGED = ("cannot tell", "not run yet")
 Row = dict[str, Any]
 
 
@@ -93,10 +95,10 @@ def summary(name: str, values: ArrayLike, unit: str = "") -> Row:
 
 
 def combine(verdicts: Sequence[str]) -> str:
-    """One verdict from those of the parts: unanimous, or partly; all censored: not run yet."""
+    """One verdict from those of the parts: unanimous, or partly; all censored: cannot tell."""
     votes = set(verdicts)
     if votes == {"censored"}:
-        return "not run yet"
+        return "cannot tell"
     if votes - {"censored"} == {"fails"}:
         return "fails"
     return votes.pop() if len(votes) == 1 else "partly"
@@ -113,16 +115,21 @@ def claim_row(
     controls: Sequence[Row] = (),
     figure: str | None = None,
     run: str | None = None,
+    untold: str | None = None,
 ) -> Row:
-    """The scorecard row of a judged claim; the first part gives the headline number."""
+    """The scorecard row of a judged claim; the first part gives the headline number.
+
+    ``untold``: why nothing can be told, where that is not the length of the training.
+    """
     claim = by_id(claim_id)
     if not parts:
-        return empty_row(claim_id) | {"scale": scale, "why": f"The {scale} scale is too short or too small to tell."}
+        small = f"The {scale} scale is too short or too small to tell."
+        return empty_row(claim_id) | {"verdict": "cannot tell", "scale": scale, "why": small}
     judged = [part.judge() for part in parts]
     head = judged[0]
     verdict = combine([part["verdict"] for part in judged])
-    if verdict == "not run yet":
-        why = f"Censored: the {scale} scale stops before this can be told."
+    if verdict == "cannot tell":
+        why = untold or f"The {scale} scale stops before this can be told."
     return {
         **_claim_fields(claim_id),
         "scale": scale,

@@ -29,7 +29,6 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-TOO_SHORT = "◌ too short"  # of a study that ran, and cannot tell yet
 INTERRUPTED = 130  # the exit code typer gives Ctrl-C
 
 ScaleOption = Annotated[
@@ -284,7 +283,7 @@ def bench_kernels(
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan of each row.")] = False,
 ) -> None:
-    """Tangent kernels of five networks against torch.func (and NNGeometry, where installed), on one core."""
+    """Tangent kernels of five networks against torch.func (where installed also NNGeometry and neural-tangents), on one core."""
     from unlazy.cli.bench import bench_kernels
 
     bench_kernels(rows or (), out, dry_run=dry_run)
@@ -328,6 +327,6 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
             row["paper_value"],
             escape(ours_text(row)),
             seeds_text(row),
-            verdict_text(row) if row["verdict"] != "not run yet" or row["scale"] is None else TOO_SHORT,
+            verdict_text(row),
         )
     console.print(table)

@@ -247,7 +247,7 @@ class Estimate:
 
 
 def check_assumptions(
-    indicators: Bool[Tensor, "n D"], y: Float64[Tensor, " n"], relevant: Int64[Tensor, " k"]
+    indicators: Bool[Tensor, "n D"], y: Float64[Tensor, " labels"], relevant: Int64[Tensor, " k"]
 ) -> Mapping[str, Any]:
     """A0, A1 and A2 measured on a sample, for the given set A.
 
@@ -259,6 +259,10 @@ def check_assumptions(
     """
     n, size = indicators.shape
     require(n >= 30, f"intervals need at least 30 samples, got {n}.")
+    require(len(y) == n, f"{n} rows of indicators but {len(y)} labels.")
+    require(bool((y.abs() == 1).all()), "labels are -1 and +1; gamma of other numbers would be another gamma.")
+    known = len(relevant) >= 1 and int(relevant.min()) >= 0 and int(relevant.max()) < size
+    require(known, f"A holds numbers of patterns from 0 to {size - 1}, at least one; got {relevant.tolist()}.")
     inside = torch.zeros(size, dtype=torch.bool)
     inside[relevant] = True
     values = indicators.to(torch.float64)

@@ -30,9 +30,9 @@ from unlazy.kernels.capture import (
     take,
 )
 from unlazy.kernels.compare import kernel_distance
+from unlazy.kernels.gated import Gated, exact, refuse_stack
 from unlazy.models.dense import Affine
 from unlazy.models.gates import HardGate
-from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
 AT_ONCE = 256  # samples in one backward pass
@@ -54,27 +54,24 @@ def agop(model: nn.Module, x: Tensor) -> Float[Tensor, "features features"]:
     """
     check_inputs(x)
     require(x.is_floating_point(), f"gradients by inputs need real numbers, got {x.dtype}; see layer_agops.")
-    exact = _exact(model)
-    if (
-        isinstance(exact, GatedNet)
-        and exact.settings.experts == "constant"
-        and isinstance(exact.settings.gate, HardGate)
-    ):
+    refuse_stack(model)
+    if isinstance(model, Gated) and model.settings.experts == "constant" and isinstance(model.settings.gate, HardGate):
         raise Unsupported(
-            "GatedNet",
+            type(model).__name__,
             "hard gates and constant experts make it piecewise constant: its gradient by the input is identically 0",
             "Give it soft gates or linear experts; layer_agops reads the later value layers.",
         )
+    own = exact(model)
 
     def moments(part: Inputs) -> dict[str, Tensor]:
         entered = part.detach().clone().requires_grad_(True)
         with torch.enable_grad():
-            out = call(exact, entered.clone())  # a copy: the model may work in place
-        (found,) = gradients(out, [Tap(exact, entered, entered, entered._version)], _every_output(out), batched=False)
+            out = call(own, entered.clone())  # a copy: the model may work in place
+        (found,) = gradients(out, [Tap(own, entered, entered, entered._version)], _every_output(out), batched=False)
         rows = torch.cat([gradient.flatten(1) for gradient in found]) if found else entered.new_zeros(1, x[0].numel())
         return {"": rows.T @ rows}
 
-    return _mean(exact, x, moments)[""]
+    return _mean(own, x, moments)[""]
 
 
 def layer_agops(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
@@ -85,11 +82,12 @@ def layer_agops(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
     outputs do not depend on: unused ones, the gating layers of hard gates (locally constant), the first layer of constant
     experts (it reads no input).
     """
-    exact = _exact(model)
-    moments = _output_moments(exact, x)
+    refuse_stack(model)
+    own = exact(model)
+    moments = _output_moments(own, x)
     return {
         name: (matrix := _matrix(module)).T @ moments[name] @ matrix
-        for name, module in exact.named_modules()
+        for name, module in own.named_modules()
         if name in moments
     }
 
@@ -109,7 +107,7 @@ def feature_ansatz(model: nn.Module, x: Inputs, *, power: float = 1.0) -> dict[s
     whose AGOP is 0, or that reads a single number, has no correlation: NaN.
     """
     require(power > 0, f"power must be positive, got {power!r}.")
-    modules = dict(_exact(model).named_modules())
+    modules = dict(exact(model).named_modules())
     result = {}
     for name, product in layer_agops(model, x).items():
         matrix = _matrix(modules[name])
@@ -120,17 +118,6 @@ def feature_ansatz(model: nn.Module, x: Inputs, *, power: float = 1.0) -> dict[s
 
 
 # --- their parts ---------------------------------------------------------------------------------------------
-
-
-def _exact(model: nn.Module) -> nn.Module:
-    """The model whose autograd is the derivative of its function: hard gates without a soft backward."""
-    if not isinstance(model, GatedNet):
-        return model
-    if model.members is not None:
-        raise Unsupported(
-            "GatedNet", "a stack is many functions at once", "Take its networks one by one: member(stack, i)."
-        )
-    return model if model.exact_gates() else model.hard()
 
 
 def _output_moments(model: nn.Module, x: Inputs) -> dict[str, Tensor]:

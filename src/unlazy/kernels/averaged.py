@@ -23,10 +23,9 @@ from torch.func import functional_call, jvp
 
 from unlazy.kernels.capture import Inputs, call, evaluating, samples, take
 from unlazy.kernels.compare import alignment
+from unlazy.kernels.gated import has_hard_gates
 from unlazy.kernels.selection import select_parameters
 from unlazy.kernels.tangent import tangent_features
-from unlazy.models.gates import HardGate
-from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
 State = Mapping[str, Tensor]
@@ -72,8 +71,9 @@ class Path:
         times, weights = _quadrature(self.points, self.rule)
         for (first, last), length in zip(pairwise(self.states), lengths, strict=True):
             for time, weight in zip(times, weights, strict=True):
-                state = {name: torch.lerp(first[name], last[name], time) for name in first}
-                step = {name: weight * (last[name] - first[name]) for name in first}
+                real = [name for name in first if first[name].is_floating_point()]  # a counter of batches stays out
+                state = {name: torch.lerp(first[name], last[name], time) for name in real}
+                step = {name: weight * (last[name] - first[name]) for name in real}
                 yield Node(state, weight * length / sum(lengths), step)
 
 
@@ -169,7 +169,7 @@ def linearisation_quality(
     require(len(path.states) == 2, "single points are compared on a straight line: give its beginning and its end.")
     worker, chosen = _prepare(model, path, parameters)
     first, last = path.states
-    whole = {name: last[name] - first[name] for name in first}
+    whole = {name: last[name] - first[name] for name in chosen}
     start, end = _outputs(worker, first, x), _outputs(worker, last, x)
     single, mean = [], torch.zeros_like(start)
     for node in path.nodes():
@@ -189,16 +189,23 @@ def _prepare(model: nn.Module, path: Path, parameters: str | Sequence[str]) -> t
     still = [name for name, _ in model.named_parameters() if name in first and name not in chosen]
     moved = [name for name in still if not torch.equal(first[name], last[name])]
     require(not moved, f"{', '.join(moved[:3])} moved but is not among the chosen parameters.")
+    kept = [name for name, buffer in model.named_buffers() if name in first and buffer.is_floating_point()]
+    moved = [name for name in kept if any(not torch.equal(first[name], state[name]) for state in path.states[1:])]
+    require(
+        not moved,
+        f"{', '.join(moved[:3])} moved but is no parameter, so no gradient accounts for it: give states that agree in buffers, "
+        "such as the running statistics of a batch-norm.",
+    )
     _refuse_hard_gates(model, path, chosen)
     return copy.deepcopy(model), chosen
 
 
 def _refuse_hard_gates(model: nn.Module, path: Path, chosen: Sequence[str]) -> None:
-    if not isinstance(model, GatedNet) or model.settings.gating not in ("linear", "quadratic"):
+    if not has_hard_gates(model):
         return
     gates = [name for name, _ in model.branch("gate") if name in chosen]
     moving = any(not torch.equal(first[name], last[name]) for first, last in pairwise(path.states) for name in gates)
-    if isinstance(model.settings.gate, HardGate) and moving:
+    if moving:
         raise Unsupported(
             type(model).__name__,
             "hard gates moved: the outputs jump where a gate closes, so no mean of gradients adds up to f_T - f_0",
@@ -249,7 +256,8 @@ def _outputs(model: nn.Module, state: State, x: Inputs) -> Float[Tensor, "n o"]:
 
 
 def _distance(first: State, last: State) -> float:
-    return float(sum((last[name] - first[name]).double().square().sum() for name in first) ** 0.5)
+    real = [name for name in first if first[name].is_floating_point()]
+    return float(sum((last[name] - first[name]).double().square().sum() for name in real) ** 0.5)
 
 
 def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:

@@ -5,9 +5,9 @@ Nothing of the module changes: hooks are removed, ``training`` and ``requires_gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -23,14 +23,29 @@ Inputs = Any  # a tensor, a tuple of arguments, or a mapping of keyword argument
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; each submodule gets its own flag back."""
-    flags = [(module, module.training) for module in model.modules()]
+    """Evaluation mode inside the block; each submodule gets its own flag back.
+
+    Encoder layers take their plain way: the fused one has no gradient, hides its gates and refuses padding masks here. What
+    torch.compile made runs as it was written.
+    """
+    flags, fused = [(module, module.training) for module in model.modules()], torch.backends.mha.get_fastpath_enabled()
     model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if _is_compiled(model) else nullcontext():
+            yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for module, flag in flags:
             module.training = flag
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile made something of it: code in which layers and gates cannot be watched."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
 
 
 @contextmanager
@@ -70,22 +85,30 @@ def predictions(out: Any) -> Tensor | None:
     """
     if isinstance(out, Tensor):
         return out
-    fields = dict(out) if isinstance(out, Mapping) else {}
-    found = fields.get("logits") if fields else getattr(out, "logits", None)
+    named = _named_parts(out)
+    found = named.get("logits") if named else getattr(out, "logits", None)
     if isinstance(found, Tensor):
         return found
-    parts = fields.values() if fields else out if isinstance(out, Sequence) else ()
+    parts = named.values() if named else out if isinstance(out, Sequence) else ()
     tensors = [part for part in parts if isinstance(part, Tensor) and part.ndim >= 1]
     return tensors[0] if len(tensors) == 1 else None
+
+
+def _named_parts(out: Any) -> dict[Any, Any]:
+    if isinstance(out, Mapping):
+        return dict(out)
+    return {field.name: getattr(out, field.name) for field in fields(out)} if is_dataclass(out) else {}
 
 
 def _only_tensor(out: Any) -> Tensor:
     found = predictions(out)
     if found is not None:
         return found
-    what, example = type(out).__name__, "out.scores"
-    if isinstance(out, Mapping) and out:
-        what, example = f"{what} with {', '.join(map(str, out))}", f"out[{next(iter(out))!r}]"
+    what, example, named = type(out).__name__, "out.scores", _named_parts(out)
+    if named:
+        first = next(iter(named))
+        what = f"{what} with {', '.join(map(str, named))}"
+        example = f"out[{first!r}]" if isinstance(out, Mapping) else f"out.{first}"
     elif isinstance(out, tuple | list):
         what, example = f"{what} of {len(out)}", "out[0]"
     raise InputError(
@@ -247,6 +270,38 @@ def _tapped(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: boo
 
 
 Found = list[list[Tensor] | Tensor | None]
+MOVES_ENTRIES = ("Index", "Gather", "Scatter", "MaskedSelect", "Take", "Put", "Sort", "Topk", "Pack", "Embedding")
+
+
+def graph_of(out: Tensor) -> Iterator[Any]:
+    """Every node of autograd's graph behind a tensor, once."""
+    seen, waiting = set[Any](), [out.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+            yield node
+
+
+def moves_entries(out: Tensor) -> bool:
+    """Whether the way to ``out`` picks entries by numbers or masks, or is written by hand: layers may see another order."""
+    return any(
+        isinstance(node, torch.autograd.function.BackwardCFunction)
+        or any(kind in node.name() for kind in MOVES_ENTRIES)
+        for node in graph_of(out)
+    )
+
+
+def uses(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:
+    """How often each parameter is read on the way to ``out``, whether or not anything flows there."""
+    counts = dict.fromkeys(map(id, parameters), 0)
+    for node in graph_of(out):
+        for before, _ in node.next_functions:
+            read = id(getattr(before, "variable", None))
+            if read in counts:
+                counts[read] += 1
+    return [counts[id(parameter)] for parameter in parameters]
 
 
 def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> Found:
@@ -266,6 +321,31 @@ def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool
         for k, seed in enumerate(seeds)
     ]
     return [None if column[0] is None else list(column) for column in zip(*rows, strict=True)]
+
+
+def entry_by_entry(out: Tensor, taps: list[Tap], directions: Tensor) -> Callable[[Found], bool]:
+    """Makes ready a test of :func:`gradients`: whether entry i of every tap feeds output i and no other.
+
+    Gradients of outputs with a random weight each must be the gradients found, entry by entry, with these weights.
+    """
+    random = torch.Generator().manual_seed(0)
+    mixed, weights = (
+        torch.randn(size, generator=random, dtype=torch.float64).to(directions) for size in (len(directions), len(out))
+    )
+    seed = torch.outer(weights, mixed @ directions)
+    weighted = torch.autograd.grad(out, [tap.output for tap in taps], seed, retain_graph=True, allow_unused=True)
+
+    def holds(found: Found) -> bool:
+        for each, expected in zip(found, weighted, strict=True):
+            if each is not None and expected is not None and expected.numel():
+                own = sum(factor.to(part) * part for factor, part in zip(mixed, each, strict=True))
+                own = own * weights.to(own).reshape(-1, *(1,) * (own.ndim - 1))
+                bound = min(1e3 * torch.finfo(own.dtype).eps, 0.1) * float(own.abs().max())
+                if float((own - expected).abs().max()) > bound:
+                    return False
+        return True
+
+    return holds
 
 
 def calls_by_module(taps: list[Tap], found: Found) -> dict[nn.Module, list[Call]]:
@@ -291,5 +371,10 @@ def rows_by_sample(model: nn.Module, x: Inputs, parameters: list[nn.Parameter], 
                         out, parameters, direction, retain_graph=k + 1 < len(directions), allow_unused=True
                     )
                 pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-                rows.append(torch.cat([piece.reshape(-1) for piece in pieces]))
+                rows.append(torch.cat([_real(piece).reshape(-1) for piece in pieces]))
     return torch.stack(rows).unflatten(0, (-1, len(directions)))
+
+
+def _real(gradient: Tensor) -> Tensor:
+    """A complex parameter is two real ones."""
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient

@@ -29,7 +29,7 @@ def trace_normalise(kernel: Given) -> Kernel:
 
 def top_normalise(kernel: Given) -> Kernel:
     """K divided by its largest eigenvalue, as the half-space paper's notebooks do."""
-    (kernel,) = _kernels(kernel)
+    kernel = _symmetric(kernel)
     return kernel / torch.linalg.eigvalsh(kernel)[..., -1, None, None]
 
 
@@ -96,8 +96,7 @@ def center(kernel: Given) -> Kernel:
 
 def spectrum(kernel: Given) -> Float[Tensor, "*members n"]:
     """Eigenvalues, largest first; rounding below zero is cut off."""
-    (kernel,) = _kernels(kernel)
-    return torch.linalg.eigvalsh(kernel).clamp(min=0).flip(-1)
+    return torch.linalg.eigvalsh(_symmetric(kernel)).clamp(min=0).flip(-1)
 
 
 def effective_rank(kernel: Given, kind: str = "entropy") -> Tensor:
@@ -128,8 +127,7 @@ def regression_loss(kernel: Given, targets: Float[Tensor, "n o"], tolerance: flo
 
     What remains of the targets outside the kernel's range (eigenvalues above ``tolerance`` times the largest).
     """
-    (kernel,) = _kernels(kernel)
-    values, vectors = torch.linalg.eigh(kernel.double())
+    values, vectors = torch.linalg.eigh(_symmetric(kernel).double())
     inside = vectors.mT @ targets.double()  # [..., n, o]
     kept = values > tolerance * values[..., -1:].clamp(min=0)
     return (inside.square() * ~kept[..., None]).sum((-2, -1)) / targets.numel()
@@ -155,6 +153,18 @@ def _kernels(*given: Given) -> list[Tensor]:
         f"kernels to compare must be of the same samples, got {' and '.join(map(str, sizes))} of them.",
     )
     return kernels
+
+
+def _symmetric(given: Given) -> Tensor:
+    """A kernel of one set with itself; of any other square matrix half would be ignored in silence."""
+    (kernel,) = _kernels(given)
+    apart = (kernel - kernel.mT).abs().amax() if kernel.numel() else 0
+    largest = kernel.abs().amax() if kernel.numel() else 0
+    require(
+        not bool(apart > 1e-3 * largest),
+        "the kernel is not symmetric, so it has no spectrum of its own; all pairs of one set of samples are meant.",
+    )
+    return kernel
 
 
 def _with_labels(kernel: Given, targets: Given) -> tuple[Tensor, Tensor]:

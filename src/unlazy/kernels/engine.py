@@ -16,22 +16,25 @@ from unlazy.kernels.capture import (
     calls_by_module,
     channels_last,
     check_inputs,
+    entry_by_entry,
     evaluating,
     forward,
     gradients,
+    moves_entries,
     requiring,
     rows_by_sample,
     samples,
     take,
     twice,
+    uses,
 )
 from unlazy.kernels.capture import call as call_model
+from unlazy.kernels.gated import exact
 from unlazy.kernels.gram import parse_memory
 from unlazy.kernels.layers import Call, Factors, Positions, Rows, Share, constant, linear, rule_for
-from unlazy.kernels.pairs import Bench, few_pairs, fill_full, fill_trace
-from unlazy.kernels.selection import Outputs, output_directions, own_parameters, select_parameters
+from unlazy.kernels.pairs import Bench, explicit_rows, few_pairs, fill_full, fill_trace
+from unlazy.kernels.selection import Outputs, Parameters, output_directions, own_parameters, select_parameters
 from unlazy.kernels.windows import Windows
-from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
 CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
@@ -45,8 +48,11 @@ FORMS = {
 }
 
 
+Form = tuple[type[Share], ...]  # in which the shares of a layer are held
+
+
 class RulesBroke(Exception):  # noqa: N818
-    """A layer was called with something other than one entry per sample, or not by every sample."""
+    """A layer was called with something other than one entry per sample in their order, or not by every sample alike."""
 
 
 class TangentKernel:
@@ -59,7 +65,7 @@ class TangentKernel:
         x2: Inputs | None = None,
         *,
         outputs: Outputs = "trace",
-        parameters: str | Sequence[str] = "trainable",
+        parameters: Parameters = "trainable",
         method: str = "auto",
         surrogate: bool = False,
         memory: str | int | None = None,
@@ -69,16 +75,19 @@ class TangentKernel:
             if data is not None:
                 check_inputs(data)
         self.chosen = select_parameters(model, parameters)
-        exact = isinstance(model, GatedNet) and not surrogate and not model.exact_gates()
-        self.model: nn.Module = model.hard() if exact else model  # type: ignore[operator]
+        self.model = model if surrogate else exact(model)
         self.fast = self._candidates() if method == "auto" else {}
         self.idle: set[nn.Module] = set()
-        self.forms: dict[nn.Module, str] = {}
+        self.forms: dict[nn.Module, Form] = {}
+        self.explicit: set[nn.Module] = set()  # rows on both sides: samples of two sizes would be held in two forms
         self.chunk, self.rough, self.plain_layout = 1, False, False
         self.bench = Bench()
         with self.ready():
             seen = [self._check_rules(_ends(data), outputs) for data in (x, x2) if data is not None]
-            self.feature_bytes, work = self._costs(seen[0])
+            costs = [self._costs(each) for each in seen]
+            if self.explicit:
+                costs = [self._costs(each) for each in seen]
+        self.feature_bytes, work = (max(cost) for cost in zip(*costs, strict=True))
         most = max(samples(x), 0 if x2 is None else samples(x2))
         on_device = self.device.type == "cuda"
         wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
@@ -91,8 +100,8 @@ class TangentKernel:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Evaluation mode, and weights as constants."""
-        with evaluating(self.model), requiring([], list(self.model.parameters())):
+        """Evaluation mode, and weights as constants; also where the caller asked for no gradients at all."""
+        with torch.inference_mode(False), evaluating(self.model), requiring([], list(self.model.parameters())):
             yield
 
     def features(self, x: Inputs) -> list[Share]:
@@ -110,6 +119,8 @@ class TangentKernel:
                     share.write_rows(held[number].tensors()[0][part])
                 elif share is not held[number]:
                     for room, tensor in zip(held[number].tensors(), share.tensors(), strict=True):
+                        if room.shape[1:] != tensor.shape[1:]:
+                            raise RulesBroke
                         room[part] = tensor
         return held
 
@@ -132,15 +143,34 @@ class TangentKernel:
         found = {}
         for module in self.model.modules():
             own = dict(module.named_parameters(recurse=False))
-            plain = set(own) <= {"weight", "bias"} and all(owners[id(p)] == 1 for p in own.values())
+            plain = set(own) <= {"weight", "bias"} and all(
+                owners[id(p)] == 1 and p.is_floating_point() for p in own.values()
+            )
             weight, bias = (name in own and id(own[name]) in wanted for name in ("weight", "bias"))
             if plain and (weight or bias) and rule_for(module) is not None:
                 found[module] = (weight, bias)
         return found
 
+    def _check_output(self, out: Tensor) -> None:
+        name = type(self.model).__name__
+        if not out.is_floating_point():
+            remedy = "torch.view_as_real(out)" if out.is_complex() else "logits in place of classes"
+            raise Unsupported(name, f"its output is {out.dtype}, not real numbers", f"Return {remedy}.")
+        require(out.shape[1] > 0, f"{name} returns no outputs: {tuple(out.shape)}.")
+
+    def _check_differentiable(self, probe: Inputs) -> None:
+        """Zeros throughout are an answer where the chosen parameters are not used, but not where nothing has a gradient."""
+        with requiring(list(self.model.parameters()), []), torch.enable_grad():
+            if not call_model(self.model, probe).requires_grad:
+                raise Unsupported(
+                    type(self.model).__name__,
+                    "its output has no gradient by any parameter: it is detached, or made without gradients",
+                    "Look for detach(), torch.no_grad() or operations without a derivative in its forward.",
+                )
+
     def _check_samples_apart(self, together: Tensor, alone: Tensor) -> None:
         scale = float(alone.abs().max()) + 1e-30
-        if float((together - alone).abs().max()) > 1e3 * torch.finfo(alone.dtype).eps * max(scale, 1.0):
+        if float((together - alone).abs().max()) > 1e3 * torch.finfo(self.coarsest).eps * max(scale, 1.0):
             raise Unsupported(
                 type(self.model).__name__,
                 "the output for a sample depends on the other samples of the batch",
@@ -151,10 +181,13 @@ class TangentKernel:
         """Compare every rule with two single samples' own gradients; what disagrees goes the general way.
 
         For random weights c on the two, one backward pass gives |sum c_i grad f(x_i)|^2 of every module, which must be the
-        rule's sum c_i c_j K_ij. Returns what the batch of two left at every layer.
+        rule's sum c_i c_j K_ij; and a parameter may be read by the calls of its module alone, however little comes of it.
+        Returns what the batch of two left at every layer.
         """
         out, taps = self._forward(probe)
+        self._check_output(out)
         self.dtype, self.device = out.dtype, out.device
+        self.coarsest = _coarsest([out, *self.model.parameters(), *pytree.tree_leaves(probe)])
         self.directions, pairing = output_directions(outputs, out.detach())
         self.tail: tuple[int, ...] = (len(self.directions),) * 2 if pairing == "full" else ()
         random = torch.Generator().manual_seed(0)
@@ -162,15 +195,18 @@ class TangentKernel:
         weights = torch.randn(2, generator=random, dtype=torch.float64).to(self.directions)
         by_module = self._calls(out, taps, direction, demote=True)
         owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
-        alone, exact = self._combined_gradients(probe, direction[0], weights, owned)
+        alone, exact, read = self._combined_gradients(probe, direction[0], weights, owned)
         self._check_samples_apart(out.detach(), alone)
+        if not any(read.values()):
+            self._check_differentiable(probe)
         products = torch.outer(weights, weights)
         for module in owned:
             shares = self._apply(module, by_module[module]) if module in by_module else []
             terms = products * few_pairs(shares) if shares else torch.zeros_like(products)
             rule, size = float(terms.sum()), float(terms.trace())  # the sum may cancel
-            tolerance = CHECK_TOLERANCE.get(self.dtype, 0.05) * max(exact[module], size)
-            if shares is None or not abs(rule - exact[module]) <= tolerance:
+            tolerance = CHECK_TOLERANCE.get(self.coarsest, 0.05) * max(exact[module], size)
+            elsewhere = read[module] > 2 * len(by_module.get(module, ()))
+            if shares is None or elsewhere or not abs(rule - exact[module]) <= tolerance:
                 del self.fast[module]
             elif module not in by_module:
                 self.idle.add(module)
@@ -181,18 +217,21 @@ class TangentKernel:
 
     def _combined_gradients(
         self, probe: Inputs, direction: Tensor, weights: Tensor, owned: dict[nn.Module, list[nn.Parameter]]
-    ) -> tuple[Tensor, dict[nn.Module, float]]:
-        """Outputs of the two samples, each in a batch of its own, and |sum_i c_i grad f(x_i)|^2 over each module's parameters."""
+    ) -> tuple[Tensor, dict[nn.Module, float], dict[nn.Module, int]]:
+        """Outputs of the two samples, each in a batch of its own, and of each module's parameters |sum_i c_i grad f(x_i)|^2
+        and how often both samples together read the one that is read most.
+        """
         every = [parameter for parameters in owned.values() for parameter in parameters]
         with requiring(every, []), torch.set_grad_enabled(bool(every)):
             outs = torch.cat([call_model(self.model, take(probe, slice(i, i + 1))) for i in range(2)])
             total = weights @ outs @ direction
             found: Sequence[Tensor | None] = [None] * len(every)
+            read = iter(uses(total, every))
             if total.requires_grad:
                 found = torch.autograd.grad(total, every, allow_unused=True)
         squares = iter([0.0 if gradient is None else float(gradient.square().sum()) for gradient in found])
         norms = {module: sum(next(squares) for _ in parameters) for module, parameters in owned.items()}
-        return outs.detach(), norms
+        return outs.detach(), norms, {module: max(next(read) for _ in own) for module, own in owned.items()}
 
     def _costs(self, seen: tuple[list[Tap], dict[nn.Module, list[Call]]]) -> tuple[int, int]:
         """Bytes per sample: of the features, and of what is held while they are made.
@@ -204,7 +243,10 @@ class TangentKernel:
         for module, calls in by_module.items():
             if module in self.fast:
                 shares = self._apply(module, [Call(call.module, call.input, [*call.gradients] * k) for call in calls])
-                self.forms[module] = FORMS[_held_form(shares[0])] if shares else "none"
+                form = tuple(_held_form(share) for share in shares or [])
+                if self.forms.setdefault(module, form) != form:
+                    self.explicit.add(module)
+                    self.forms[module] = (Rows,)
                 held += sum(_held_bytes(share) for share in shares or []) // 2
         rest = _bytes(self._rest()) * k
         touched = _bytes([tap.output for tap in taps]) // 2
@@ -213,7 +255,7 @@ class TangentKernel:
     def _describe(self) -> tuple[str, ...]:
         names = {module: name for name, module in self.model.named_modules()}
         lines = [
-            f"{names[module] or 'model'} ({type(module).__name__}): {self.forms.get(module, 'unused')}"
+            f"{names[module] or 'model'} ({type(module).__name__}): {_in_words(self.forms.get(module))}"
             for module in self.fast
         ]
         unserved = {id(parameter) for parameter in self._rest()}
@@ -247,7 +289,11 @@ class TangentKernel:
             del self.fast[module]
         taps = [tap for tap in taps if tap.module not in crooked]
         batched = all(rule_for(module) in (linear, constant) for module in self.fast)
-        return calls_by_module(taps, gradients(out, taps, directions, batched=batched))
+        in_order = entry_by_entry(out, taps, directions) if not demote and moves_entries(out) else None
+        found = gradients(out, taps, directions, batched=batched)
+        if in_order is not None and not in_order(found):
+            raise RulesBroke
+        return calls_by_module(taps, found)
 
     def _apply(self, module: nn.Module, calls: list[Call]) -> list[Share] | None:
         """The shares of a module; ``None`` where its rule does not fit the calls."""
@@ -255,7 +301,8 @@ class TangentKernel:
         assert rule is not None
         try:
             with torch.no_grad():
-                return rule(calls, *self.fast[module])
+                shares = rule(calls, *self.fast[module])
+                return [Rows(torch.cat(explicit_rows(shares), dim=-1))] if module in self.explicit else shares
         except (RuntimeError, ValueError, IndexError):
             return None
 
@@ -269,8 +316,9 @@ class TangentKernel:
         for module in self.fast:
             if module in by_module:
                 found = self._apply(module, by_module.pop(module))
-                if found is None:
+                if found is None or tuple(map(_held_form, found)) != self.forms[module]:
                     raise RulesBroke
+                found = [_in_precision(share, self.dtype) for share in found]
                 none = none and not found
                 yield from found
                 del found
@@ -278,7 +326,24 @@ class TangentKernel:
         if rest or none:
             rows = rows_by_sample(self.model, x, rest, self.directions) if rest else None
             zero = torch.zeros(samples(x), len(self.directions), 1, dtype=self.dtype, device=self.device)
-            yield Rows(zero if rows is None else rows)
+            yield Rows(zero if rows is None else rows.to(self.dtype))
+
+
+def _coarsest(tensors: Iterable[Any]) -> torch.dtype:
+    """The least precise type of real numbers among these tensors."""
+    kinds = {tensor.dtype for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_floating_point()}
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+
+
+def _in_precision(share: Share, dtype: torch.dtype) -> Share:
+    """A layer may be less precise than the output, or more."""
+    if all(tensor.dtype == dtype or not tensor.is_floating_point() for tensor in share.tensors()):
+        return share
+    return share.with_tensors([t.to(dtype) if t.is_floating_point() else t for t in share.tensors()])
+
+
+def _in_words(form: Form | None) -> str:
+    return "unused" if form is None else FORMS[form[0]] if form else "none"
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -125,6 +125,7 @@ def gram(
 ) -> Tensor | Any:
     """The Gram matrix ``[n, m, *tail]``, by the plan. ``out``: anything that takes slices, filled tile by tile."""
     in_memory = out is None or isinstance(out, Tensor)
+    in_place = out is None or (isinstance(out, Tensor) and (out.dtype, out.device) == (kernel.dtype, kernel.device))
     plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=in_memory)
     result = out
     if result is None:
@@ -155,13 +156,13 @@ def gram(
             same = plan.symmetric and column == row
             right = None
             right = left if same else features(False, columns)
-            if isinstance(result, Tensor):
+            if in_place:
                 block = result[..., rows, columns]  # a view: filled in place
             else:
                 shape = (*kernel.tail, rows.stop - rows.start, columns.stop - columns.start)
                 block = torch.empty(shape, dtype=kernel.dtype, device=kernel.device)
             kernel.block(block, left, right, same=same)
-            if not isinstance(result, Tensor):
+            if not in_place:
                 result[..., rows, columns] = block
             if plan.symmetric and not same:
                 result[..., columns, rows] = block.mT if not kernel.tail else block.transpose(0, 1).mT
@@ -193,10 +194,10 @@ def parse_memory(memory: str | int | None, device: torch.device | None = None) -
         if device is not None and device.type == "cuda":
             return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
         return int(FREE_SHARE * free_memory())
-    if isinstance(memory, int):
-        require(memory > 0, f"memory must be positive, got {memory}.")
-        return memory
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?)B?\s*", memory, re.I)
+    if isinstance(memory, int | float):
+        require(0 < memory < math.inf, f"memory must be positive, got {memory}.")
+        return int(memory)
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([KMGT]?)(i?)B?\s*", memory, re.I)
     if match is None:
         raise InputError(f"memory is a number of bytes or a text such as '2GB' or '512MiB', got {memory!r}.")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))

@@ -124,9 +124,11 @@ def convolution(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
         return shares + ([Rows(_position_sums(calls))] if bias else [])
     a = torch.cat([patches(padded(module, call.input), module) for call in calls], dim=1)  # [n, t, taps * c_in]
     g = torch.cat([_k_second(call.gradient.movedim(2, -1)) for call in calls], dim=2)  # [n, k, t, c_out]
-    if groups > 1:  # tap-major patches keep a group's channels apart
-        a = a.unflatten(-1, (-1, groups, module.in_channels // groups)).transpose(-2, -3).flatten(-3)
-    return _grouped(a, g, groups, weight, bias)
+    if groups == 1:
+        return _outer(a, g, weight, bias)
+    a = a.unflatten(-1, (-1, groups, module.in_channels // groups)).transpose(-2, -3).flatten(-3)  # groups apart
+    shares = _grouped(a, g, groups) if weight else []
+    return shares + ([Rows(_position_sums(calls))] if bias else [])
 
 
 def _position_sums(calls: list[Call]) -> Float[Tensor, "n k m"]:
@@ -150,7 +152,7 @@ def transposed_convolution(calls: list[Call], weight: bool, bias: bool) -> list[
             found = found.unflatten(-1, (-1, module.out_channels)).mT.flatten(-2)  # channel-major: groups stay apart
             found_patches.append(found.unflatten(0, (k, n)).movedim(0, 1)[:, :, :size])  # [n, k, t, c_out * taps]
             inputs.append(call.input.flatten(2).mT)  # [n, t, c_in]
-        shares += _grouped(torch.cat(inputs, dim=1), torch.cat(found_patches, dim=2), module.groups, True, False)
+        shares += _grouped(torch.cat(inputs, dim=1), torch.cat(found_patches, dim=2), module.groups)
     if bias:
         shares.append(Rows(_position_sums(calls)))
     return shares
@@ -233,11 +235,11 @@ def _positions_are_cheaper(t: int, k: int, m: int, d: int) -> bool:
     return t * t * (d + k * m) < k * m * d
 
 
-def _grouped(a: Tensor, g: Tensor, groups: int, weight: bool, bias: bool) -> list[Share]:
-    """``a [n, t, groups * d]``, ``g [n, k, t, groups * m]``: each group is a layer of its own."""
+def _grouped(a: Tensor, g: Tensor, groups: int) -> list[Share]:
+    """``a [n, t, groups * d]``, ``g [n, k, t, groups * m]``: each group is a layer of its own, without a bias."""
     shares: list[Share] = []
     for part_a, part_g in zip(a.chunk(groups, dim=-1), g.chunk(groups, dim=-1), strict=True):
-        shares += _outer(part_a, part_g, weight, bias)
+        shares += _outer(part_a, part_g, weight=True, bias=False)
     return shares
 
 

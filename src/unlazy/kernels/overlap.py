@@ -31,15 +31,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, check_inputs, explained, samples, take, twice
+from unlazy.kernels.capture import Inputs, check_inputs, evaluating, explained, samples, take
+from unlazy.kernels.gated import Gated, gates_of, is_stack, value_bias
 from unlazy.kernels.gram import Plan, Progress, empty_result, gram, plan_gram
 from unlazy.kernels.paths.compiled import product_kernel
-from unlazy.kernels.paths.count import Program, chain
+from unlazy.kernels.paths.count import Program, chain, check_output
 from unlazy.kernels.paths.operations import Gate, Mix, Reshape, Scale, Source, Total, Window
 from unlazy.kernels.paths.pairs import MORE_THAN_HELD, OverlapKernel
 from unlazy.kernels.paths.trace import trace
 from unlazy.kernels.paths.units import Graph, Traced
 from unlazy.kernels.record import record, record_ties
+from unlazy.models.conv import GatedImageNet
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
@@ -74,7 +76,7 @@ def overlap_kernel(
     Ties are decided as said above and counted by :func:`gate_ties`.
     """
     with explained(model, x, x2):
-        if isinstance(model, GatedNet) and model.members is not None:
+        if is_stack(model):
             _only_single(output, memory, out, progress)
             gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
             biased = bias_paths and model.settings.value_bias
@@ -98,7 +100,7 @@ def plan_overlap(
 
     ``held=False``: the result stands elsewhere, on a disk say.
     """
-    if isinstance(model, GatedNet) and model.members is not None:
+    if is_stack(model):
         raise Unsupported(
             "GatedNet", "a stack is computed member by member in one go", "Pick one with member(net, index)."
         )
@@ -123,11 +125,13 @@ def layer_overlap(
     Equals the overlap kernel for dense chains; treats every other layer as if it were dense. Options as there.
     """
     with explained(model, x, x2):
-        if isinstance(model, GatedNet) and model.members is not None:
+        if is_stack(model):
             _only_single(None, memory, out, progress)
             gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
             return _stacked(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
-        widths = tuple(layer[0].numel() for layer in _layers(model, _probe(x)))
+        # of another length than x: an axis of positions that is taken for that of the samples cannot have both lengths
+        probe = _probe(x, copies=3 if samples(x) == 2 else 2)
+        widths = tuple(layer[0].numel() for layer in _layers(model, probe))
         program = _chain_program(widths, 1, False, None, _device(x))
 
         def opens(part: Inputs) -> dict[int, Tensor]:
@@ -153,6 +157,7 @@ def path_count(
     with explained(model, x):
         if isinstance(model, GatedNet):
             gates = hard_gates(model, x)
+            check_output(output, model.settings.outputs)
             if _dense(model, gates):
                 everything = [torch.ones_like(layer[..., :1, :]) for layer in gates]
                 return _stacked(gates, everything, biased=bias_paths and model.settings.value_bias, log=log)[..., 0]
@@ -176,7 +181,7 @@ def neural_path_kernel(model: nn.Module, x: Tensor) -> Float[Tensor, "*members n
             return overlap_kernel(model, x) * (x @ x.mT).double()
         return overlap_kernel(model, x) * next(model.value_layers[0].parameters()).shape[-1]
     with explained(model, x):
-        graph = trace(model, _probe(x)).graph
+        graph = _tracer(model)(model, _probe(x)).graph
         _check_products(graph)
         kernel = _foreign(model, x, graph, log=False, dtype=torch.float64, products=True)
         return _gram(kernel, x)
@@ -191,12 +196,13 @@ def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"
     """
     with explained(model, x):
         check_inputs(x)
-        if isinstance(model, GatedNet):
+        if isinstance(model, Gated):
             if model.settings.gating == "open":
                 return {}
-            with torch.no_grad():
+            with evaluating(model), torch.no_grad():
                 layers = model.pre_activations(x)
-            return {f"layer {i + 1}": _per_sample(pre == 0, model.members) for i, pre in enumerate(layers)}
+            first = 2 if is_stack(model) else 1
+            return {f"layer {i + 1}": (pre == 0).flatten(first).sum(-1) for i, pre in enumerate(layers)}
         parts = [record_ties(model, take(x, slice(i, i + CHUNK))) for i in range(0, samples(x), CHUNK)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
@@ -207,8 +213,7 @@ def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"
 def hard_gates(model: nn.Module, x: Inputs) -> list[Tensor]:
     """Open or closed for every unit ``[..., n, units]`` of a dense chain; raises where paths are not a plain product."""
     if isinstance(model, GatedNet):
-        with torch.no_grad():
-            return model.gates(x).hard()
+        return gates_of(model, x)
     traced = trace(model, x)
     odd = _not_a_chain(traced.graph)
     if odd is not None:
@@ -286,11 +291,7 @@ def _kernel(
 ) -> OverlapKernel:
     """The kernel of a single network: a dense chain from its gates, anything else from its traced graph."""
     check_inputs(x)
-    if not isinstance(model, GatedNet):
-        graph = trace(model, _probe(x)).graph
-        return _foreign(model, x, graph, log=log, dtype=dtype, bias_paths=bias_paths, output=output)
-    probe = hard_gates(model, _probe(x))
-    if _dense(model, probe):
+    if isinstance(model, GatedNet) and _dense(model, probe := hard_gates(model, _probe(x))):
         widths = tuple(layer.shape[1] for layer in probe)
         biased = bias_paths and model.settings.value_bias
         program = _chain_program(widths, model.settings.outputs, biased, output, _device(x))
@@ -299,7 +300,7 @@ def _kernel(
             return dict(zip(program.graph.gates(), hard_gates(model, part), strict=True))
 
         return OverlapKernel(program, opens, log=log, dtype=dtype, device=_device(x))
-    graph = _trace_gated(model, _probe(x)).graph
+    graph = _tracer(model)(model, _probe(x)).graph
     return _foreign(model, x, graph, log=log, dtype=dtype, bias_paths=bias_paths, output=output)
 
 
@@ -315,7 +316,7 @@ def _foreign(
     products: bool = False,
 ) -> OverlapKernel:
     program = Program(graph, bias_paths=bias_paths, output=output, products=products, device=_device(x))
-    follow: Callable[[Any, Inputs], Traced] = _trace_gated if isinstance(model, GatedNet) else trace
+    follow = _tracer(model)
 
     def opens(part: Inputs) -> dict[int, Tensor]:
         traced = follow(model, part)
@@ -341,7 +342,7 @@ def _chain_program(
 class _ValueBranch(nn.Module):
     """The value branch of a gated network under gates already made."""
 
-    def __init__(self, model: GatedNet, gates: list[Tensor]) -> None:
+    def __init__(self, model: Gated, gates: list[Tensor]) -> None:
         super().__init__()
         self.model, self.gates = model, gates
 
@@ -349,9 +350,15 @@ class _ValueBranch(nn.Module):
         return self.model.value(x, self.gates)
 
 
-def _trace_gated(model: GatedNet, x: Inputs) -> Traced:
-    gates = hard_gates(model, x)
-    return trace(_ValueBranch(model, gates), x, given=gates, given_biased=model.settings.value_bias)
+def _tracer(model: nn.Module) -> Callable[[Any, Inputs], Traced]:
+    """How to follow the units: those of a network of ours under its own gates, unless they are ReLUs that one can see."""
+    ours = isinstance(model, GatedNet) or (isinstance(model, GatedImageNet) and model.settings.gating != "own")
+    return _trace_gated if ours else trace
+
+
+def _trace_gated(model: Gated, x: Inputs) -> Traced:
+    gates = gates_of(model, x)
+    return trace(_ValueBranch(model, gates), x, given=gates, given_biased=value_bias(model))
 
 
 def _gram(
@@ -382,7 +389,17 @@ def _dense(model: GatedNet, gates: Sequence[Tensor]) -> bool:
 
 def _layers(model: nn.Module, x: Inputs) -> list[Tensor]:
     """Open units of every gate ``[n, ...]``, whatever lies between."""
-    return hard_gates(model, x) if isinstance(model, GatedNet) else [gate.open for gate in record(model, x)]
+    if isinstance(model, Gated):
+        return gates_of(model, x)
+    calls, n = record(model, x), samples(x)
+    for gate in calls:
+        if len(gate.open) != n:
+            raise Unsupported(
+                gate.name,
+                f"its gates have {len(gate.open)} rows for {n} samples, so nothing says which belongs to which",
+                "Keep samples on the first axis: [samples, positions, units].",
+            )
+    return [gate.open for gate in calls]
 
 
 def _not_a_chain(graph: Graph) -> str | None:
@@ -426,14 +443,10 @@ def _only_single(*options: Any) -> None:
     require(plain, "output, memory, out and progress are for single networks; a stack gives [members, n, m] in one go.")
 
 
-def _per_sample(tied: Tensor, members: int | None) -> Tensor:
-    """Numbers ``[*members, n]`` of units, whatever axes a layer has."""
-    return tied.flatten(1 if members is None else 2).sum(-1)
-
-
-def _probe(x: Inputs) -> Inputs:
+def _probe(x: Inputs, copies: int = 2) -> Inputs:
     """The first sample, twice: enough to see the shape of a network."""
-    return twice(take(x, slice(0, 1)))
+    first = take(x, slice(0, 1))
+    return pytree.tree_map(lambda leaf: torch.cat([leaf] * copies) if isinstance(leaf, Tensor) else leaf, first)
 
 
 def _device(x: Inputs) -> torch.device:

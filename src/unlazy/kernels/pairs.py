@@ -54,6 +54,7 @@ def fill_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], benc
     for block in blocks if outer else []:
         _fill_factors(out, block, outer, bench, same=same)
     for a, b in zip(first, second, strict=True):
+        assert type(a) is type(b), "both sides hold a layer in one form"
         if isinstance(a, Rows) and isinstance(b, Rows):
             _add_rows(out, blocks, a.j, b.j, bench, same=same)
         elif isinstance(a, Windows) and isinstance(b, Windows):

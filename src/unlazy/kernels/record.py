@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from unlazy.kernels.capture import Inputs, call, check_inputs, evaluating
+from unlazy.kernels.capture import Inputs, call, check_inputs, evaluating, samples
 from unlazy.runtime import Unsupported
 
 Bound = float | int | Tensor
@@ -27,6 +27,9 @@ NO_HARD_GATE = {
     "celu_", "softplus", "mish", "hardswish", "hardsigmoid", "logsigmoid", "softsign", "softshrink", "hardshrink",
     "tanhshrink", "tanh", "tanh_", "sigmoid", "sigmoid_", "glu", "maximum", "minimum",
 }  # fmt: skip
+
+LARGER = {"max", "min", "fmax", "fmin"}
+COMPARISONS = {"gt", "ge", "lt", "le", "greater", "less", "greater_equal", "less_equal", "heaviside"}
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,12 @@ class GateCall:
 
 
 def record(model: nn.Module, x: Inputs) -> list[GateCall]:
-    """All gates of one forward pass in evaluation mode, in order. Raises for activations that have no hard gate."""
+    """All gates of one forward pass in evaluation mode, in order. Raises for activations that have no hard gate.
+
+    And for what may be a gate written by hand, a comparison of numbers of each sample: it would be missed in silence.
+    """
     check_inputs(x)
-    watch = _Gates()
+    watch = _Gates(samples(x))
     watch.run(model, x)
     if not watch.calls:
         raise no_gates(model)
@@ -61,7 +67,7 @@ def record(model: nn.Module, x: Inputs) -> list[GateCall]:
 def record_ties(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
     """Units on the border of their gate, and cells of max-pools whose maximum is reached twice: numbers ``[n]`` by name."""
     check_inputs(x)
-    watch = _Gates(pools=True)
+    watch = _Gates(samples(x), pools=True)
     watch.run(model, x)
     return {gate.name: gate.tied.flatten(1).sum(1) for gate in watch.calls} | watch.pool_ties
 
@@ -130,6 +136,9 @@ class Watch(TorchFunctionMode):
 
     def run(self, model: nn.Module, x: Inputs) -> Tensor:
         """The module's output ``[n, outputs]``, in evaluation mode."""
+        scripted = next((name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+        if scripted is not None:
+            raise Unsupported(scripted or "the model", "compiled code cannot be followed", "Use the original module.")
         with evaluating(model), torch.no_grad(), _named(model, self._stack), self:
             return call(model, x)
 
@@ -163,14 +172,18 @@ def short_name(function: Any) -> str:
 class _Gates(Watch):
     """Keeps the gates."""
 
-    def __init__(self, *, pools: bool = False) -> None:
+    def __init__(self, n: int, *, pools: bool = False) -> None:
         super().__init__()
-        self.calls: list[GateCall] = []
+        self.n, self.calls = n, list[GateCall]()
         self.pools, self.pool_ties = pools, dict[str, Tensor]()
 
     def seen(self, name: str, function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if name in NO_HARD_GATE:
             raise no_hard_gate(self.where(), name)
+        if self._by_hand(name, arguments, options):
+            raise Unsupported(
+                self.where(), f"{name} of numbers may be a gate written by hand", "Write it as torch.relu or clamp."
+            )
         found = borders(name, arguments, options)
         if found is not None:
             pre = argument(arguments, options, 0, "input", "self").detach().clone()
@@ -179,6 +192,14 @@ class _Gates(Watch):
         if self.pools and name in MAX_POOLS and isinstance(result, Tensor):
             self.pool_ties[self.next_name()] = _reached_twice(result, arguments, options)
         return result
+
+    def _by_hand(self, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """The larger of two, or a comparison of numbers that each sample has of its own."""
+        first = argument(arguments, options, 0, "input", "self")
+        if name in LARGER:
+            return isinstance(argument(arguments, options, 1, "other"), Tensor)
+        real = isinstance(first, Tensor) and first.is_floating_point() and first.ndim > 1
+        return name in COMPARISONS and real and len(first) == self.n and not isinstance(first, nn.Parameter)
 
 
 def _reached_twice(result: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:

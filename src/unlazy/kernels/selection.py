@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unlazy.models.net import GatedNet
+from unlazy.kernels.gated import Gated
 from unlazy.runtime import InputError, Unsupported, require
 
 Outputs = str | int | Sequence[int]
+Parameters = str | Sequence[str] | None
 
 
-def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict[str, nn.Parameter]:
-    """Names and parameters of a selection; raises where it is empty."""
+def select_parameters(model: nn.Module, parameters: Parameters) -> dict[str, nn.Parameter]:
+    """Names and parameters of a selection (``None``: the trainable ones); raises where it is empty."""
     named = dict(model.named_parameters())
     if parameters == "all":
         chosen = named
-    elif parameters == "trainable":
+    elif parameters is None or parameters == "trainable":
         chosen = {name: p for name, p in named.items() if p.requires_grad}
     elif parameters in ("gate", "value"):
-        require(isinstance(model, GatedNet), f"parameters={parameters!r} needs a GatedNet; give names or patterns.")
-        assert isinstance(model, GatedNet)
+        if not isinstance(model, Gated):
+            raise InputError(f"parameters={parameters!r} needs a gated network of ours; give names or patterns.")
         chosen = dict(model.branch(str(parameters)))
     else:
         patterns = [parameters] if isinstance(parameters, str) else list(parameters)
@@ -35,7 +38,7 @@ def select_parameters(model: nn.Module, parameters: str | Sequence[str]) -> dict
         known = ", ".join(list(named)[:5]) + (", ..." if len(named) > 5 else "")
         raise Unsupported(
             type(model).__name__,
-            f"it has no {parameters} parameters",
+            f"it has no {'trainable' if parameters is None else parameters} parameters",
             f"There are: {known or 'none'}; or parameters='all'.",
         )
     return chosen
@@ -51,12 +54,21 @@ def output_directions(outputs: Outputs, out: Tensor) -> tuple[Tensor, str]:
         return torch.ones(1, size, dtype=out.dtype, device=out.device), "trace"
     if isinstance(outputs, str):
         raise InputError(f"outputs must be 'trace', 'full', 'sum', an index or a list of them, got {outputs!r}.")
-    indices = [outputs] if isinstance(outputs, int) else list(outputs)
-    require(
-        bool(indices) and all(-size <= index < size for index in indices),
-        f"outputs {indices} are not all among the model's {size}.",
-    )
-    return identity[indices], "trace" if isinstance(outputs, int) else "full"
+    single = _whole(outputs)
+    indices = [single] if single is not None else [_whole(index) for index in outputs]  # type: ignore[union-attr]
+    known = [index for index in indices if index is not None and -size <= index < size]
+    require(bool(known) and len(known) == len(indices), f"outputs {outputs} are not all among the model's {size}.")
+    return identity[known], "full" if single is None else "trace"
+
+
+def _whole(index: Any) -> int | None:
+    """A whole number, whichever library it comes from; ``None`` for anything else."""
+    if isinstance(index, bool):
+        raise InputError(f"outputs are numbered: an index or a list of them, got {index}.")
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
 
 
 def own_parameters(module: nn.Module, picked: tuple[bool, bool]) -> list[nn.Parameter]:
@@ -64,8 +76,10 @@ def own_parameters(module: nn.Module, picked: tuple[bool, bool]) -> list[nn.Para
     return [own[name] for name, taken in zip(("weight", "bias"), picked, strict=True) if taken]
 
 
-def direct_names(model: nn.Module, name: str) -> list[str]:
-    """Exact names of the trainable parameters a module holds itself."""
-    module = model.get_submodule(name)
-    prefix = f"{name}." if name else ""
-    return [f"{prefix}{own}" for own, p in module.named_parameters(recurse=False) if p.requires_grad]
+def trainable_by_module(model: nn.Module) -> dict[str, list[str]]:
+    """Exact names of the trainable parameters that each module holds itself; a shared one belongs to the first that has it."""
+    found: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found.setdefault(name.rpartition(".")[0], []).append(name)
+    return found

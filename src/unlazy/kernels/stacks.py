@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from unlazy.kernels.capture import evaluating, requiring
-from unlazy.kernels.selection import select_parameters
+from unlazy.kernels.selection import Parameters, select_parameters
 from unlazy.models.net import GatedNet
 
 
 def stack_tangent_kernel(
-    model: GatedNet, x: Tensor, outputs: str, parameters: str | Sequence[str], surrogate: bool, rows_at_once: int = 64
+    model: GatedNet, x: Tensor, outputs: str, parameters: Parameters, surrogate: bool, rows_at_once: int = 64
 ) -> Tensor:
     """All members at once, by batched backward passes: members share no parameter, so one serves all. ``[S, n, n]``."""
     chosen = list(select_parameters(model, parameters).values())

@@ -3,14 +3,15 @@
 Layers we know pair their inputs and output gradients directly (``layers``, ``pairs``) and never form a Jacobian where that
 would be dearer; everything else goes through one backward pass per sample (``capture.rows_by_sample``). Every rule is
 *checked* against that general path on a few samples from both ends of the data, and layers whose calls do not line up with
-the samples go the general way. Only a use of weights that depends on the data can escape the check; ``method="loop"`` is
-exact by definition.
+the samples, or whose weights are read outside of them, go the general way. Where entries are picked by numbers or masks (sorted
+samples, experts), every batch is checked. Only weights that a branch on the data reads beside their layer, on neither end of
+the data, can escape; ``method="loop"`` is exact by definition.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -20,12 +21,12 @@ from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_module, explained, samples, take
 from unlazy.kernels.engine import RulesBroke, TangentKernel
+from unlazy.kernels.gated import is_stack
 from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
 from unlazy.kernels.layers import sum_of
 from unlazy.kernels.pairs import explicit_rows, own_block
-from unlazy.kernels.selection import Outputs, direct_names
+from unlazy.kernels.selection import Outputs, Parameters, trainable_by_module
 from unlazy.kernels.stacks import stack_tangent_kernel
-from unlazy.models.net import GatedNet
 from unlazy.runtime import require
 
 Result = TypeVar("Result")
@@ -38,7 +39,7 @@ def tangent_kernel(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "trace",
-    parameters: str | Sequence[str] = "trainable",
+    parameters: Parameters = "trainable",
     memory: str | int | None = None,
     method: str = "auto",
     precision: str | None = None,
@@ -50,8 +51,9 @@ def tangent_kernel(
 
     ``outputs``: ``"trace"`` (summed over outputs), ``"full"`` (every pair of outputs), ``"sum"`` (of the summed output: the
     one direction softmax cross-entropy ignores; for scalar models and benchmarks), one output's index, or a list of them
-    (every pair of those). ``parameters``: ``"trainable"``, ``"all"``, ``"gate"`` / ``"value"`` of a :class:`GatedNet`, or names
-    and patterns such as ``"features.*.weight"``. ``x``: a tensor, a tuple of arguments or a mapping of keyword arguments.
+    (every pair of those). ``parameters``: ``"trainable"`` (or ``None``), ``"all"``, ``"gate"`` / ``"value"`` of a
+    :class:`GatedNet`, or names and patterns such as ``"features.*.weight"``. ``x``: a tensor, a tuple of arguments or a mapping
+    of keyword arguments; samples of ``x2`` may have another size, where the model takes both.
 
     f(x) means the module on a batch of one, in evaluation mode. ``memory``: ``"2GB"``, default half of what is free.
     ``out``: where to put the result, ``[n, m]`` or ``[k, k, n, m]``, anything that takes slices; ``progress(done, tiles)``.
@@ -62,7 +64,7 @@ def tangent_kernel(
     gradients through the soft backward instead, which is *not* the Jacobian of the function. A stack of networks gives a
     leading member axis (``"trace"`` and ``"full"`` only).
     """
-    if isinstance(model, GatedNet) and model.members is not None:
+    if is_stack(model):
         plain = x2 is None and out is None and memory is None and precision is None and method == "auto"
         require(
             plain and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set, and no more."
@@ -97,7 +99,7 @@ def tangent_diagonal(
     x: Inputs,
     *,
     outputs: Outputs = "trace",
-    parameters: str | Sequence[str] = "trainable",
+    parameters: Parameters = "trainable",
     method: str = "auto",
 ) -> Tensor:
     """The diagonal alone, ``[n]`` (or ``[n, k, k]``): squared gradient norms, at the cost of the features."""
@@ -116,12 +118,14 @@ def tangent_diagonal(
 def layer_kernels(
     model: nn.Module, x: Inputs, *, outputs: Outputs = "trace", method: str = "auto"
 ) -> dict[str, Tensor]:
-    """The kernel's parts by module, which add up to it exactly (trainable parameters)."""
+    """The kernel's parts by module, which add up to it exactly (trainable parameters).
+
+    A parameter that several modules share counts once, with the first of them.
+    """
     check_module(model)
-    names = {name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
     return {
-        name: tangent_kernel(model, x, outputs=outputs, parameters=direct_names(model, name), method=method)
-        for name in sorted(names)
+        name: tangent_kernel(model, x, outputs=outputs, parameters=names, method=method)
+        for name, names in sorted(trainable_by_module(model).items())
     }
 
 
@@ -131,7 +135,7 @@ def plan_tangent(
     x2: Inputs | None = None,
     *,
     outputs: Outputs = "trace",
-    parameters: str | Sequence[str] = "trainable",
+    parameters: Parameters = "trainable",
     memory: str | int | None = None,
     method: str = "auto",
     held: bool = True,
@@ -150,7 +154,7 @@ def plan_tangent(
 
 
 def tangent_features(
-    model: nn.Module, x: Inputs, *, parameters: str | Sequence[str] = "trainable", method: str = "auto"
+    model: nn.Module, x: Inputs, *, parameters: Parameters = "trainable", method: str = "auto"
 ) -> Float[Tensor, "n o p"]:
     """grad f_o(x_i) over the chosen parameters as rows ``[n, outputs, p]`` (grouped by layer, not in parameter order)."""
 

@@ -14,6 +14,7 @@ that one is left out.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -23,8 +24,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unlazy.models.conv_layers import ConvLayer, PooledLayer, Readout, ScaledLayer, bare, scaled
 from unlazy.models.fused import QUICK_TYPES, gate_kernels, plain_backward, plain_forward
 from unlazy.models.gates import GateRule, Gates, HardGate, SoftGate, rule_from_spec, rule_to_spec
+from unlazy.models.parametrisation import groups_with_rates, known_parametrisation, rate_multiplier
 from unlazy.models.spec import EXPERTS, Init
 from unlazy.runtime import InputError, Unsupported, require, stream
 
@@ -41,6 +44,8 @@ class ImageSpec:
     picture. ``dense``: a layer of that many units between pooling and output, linear unless ``gated_dense``.
     ``even_gates``: in training, the slope of hard gates' backward pass counts in units of each channel's own size. The
     half-spaces are the same; residual gates, which grow with depth, all stay within reach of the gradient.
+    ``parametrisation``: how layers scale with their widths, ``standard``, ``ntk`` or ``mup`` (also called ``mean-field``); see
+    :mod:`unlazy.models.parametrisation`. A stored spec names it only where it is not the standard one.
     """
 
     widths: tuple[int, ...]
@@ -55,6 +60,7 @@ class ImageSpec:
     gate: GateRule = field(default_factory=SoftGate)
     even_gates: bool = False
     init: Init = field(default_factory=lambda: Init("he"))
+    parametrisation: str = "standard"
 
     def __post_init__(self) -> None:
         sizes = (*self.widths, *self.blocks, self.channels, self.classes, 1 if self.dense is None else self.dense)
@@ -79,10 +85,13 @@ class ImageSpec:
             "even_gates is for hard gates: dividing the argument of a soft gate would change the network.",
         )
         require(not self.gated_dense or self.dense is not None, "gated_dense needs a dense layer: give dense.")
+        object.__setattr__(self, "parametrisation", known_parametrisation(self.parametrisation))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the inverse of ``from_dict``."""
         plain = asdict(self) | {"gate": rule_to_spec(self.gate)}
+        if self.parametrisation == "standard":
+            del plain["parametrisation"]  # runs made before there was a choice keep their ids
         return plain | {"widths": list(self.widths), "blocks": list(self.blocks)}
 
     @classmethod
@@ -114,52 +123,21 @@ def conv_spec(width: int = 26, depth: int = 5, *, dense: int | None = 64, **choi
 # --- layers --------------------------------------------------------------------------------------
 
 
-class ConvLayer(nn.Module):
-    """norm(conv(state)), plus shortcut(older) at the end of a residual block."""
-
-    def __init__(self, conv: nn.Conv2d, norm: nn.Module, shortcut: nn.Module | None) -> None:
-        super().__init__()
-        self.conv, self.norm, self.shortcut = conv, norm, shortcut
-
-    def forward(self, state: Tensor, older: Tensor) -> Tensor:
-        pre: Tensor = self.norm(self.conv(state))
-        return pre if self.shortcut is None else pre + self.shortcut(older)
-
-
-class PooledLayer(nn.Module):
-    """A dense layer on the mean over positions."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs, outputs)
-
-    def forward(self, state: Tensor, older: Tensor) -> Tensor:
-        result: Tensor = self.linear(state.mean((2, 3)))
-        return result
-
-
-class Readout(nn.Module):
-    """Mean over positions (unless a dense layer took it), the linear dense layer if there is one, and the output."""
-
-    def __init__(self, inputs: int, dense: int | None, classes: int) -> None:
-        super().__init__()
-        self.dense = None if dense is None else nn.Linear(inputs, dense)
-        self.output = nn.Linear(inputs if dense is None else dense, classes)
-
-    def forward(self, state: Tensor) -> Tensor:
-        pooled = state.mean((2, 3)) if state.ndim == 4 else state
-        result: Tensor = self.output(pooled if self.dense is None else self.dense(pooled))
-        return result
+def _wrap(spec: ImageSpec) -> Callable[[nn.Module, str], nn.Module]:
+    return lambda layer, role: scaled(layer, spec.parametrisation, role)
 
 
 def _layers(spec: ImageSpec, *, skip_first_norm: bool = False) -> nn.ModuleList:
     """One branch. A transition reads the state before it; the second of a block also the one before that."""
 
-    def conv(inputs: int, outputs: int, stride: int = 1, size: int = 3, *, norm: bool) -> nn.Conv2d:
-        return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=not norm)
+    def conv(inputs: int, outputs: int, stride: int = 1, size: int = 3, *, norm: bool) -> nn.Module:
+        role = "hidden" if made else "first"
+        return scaled(
+            nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=not norm), spec.parametrisation, role
+        )
 
     def normed(outputs: int, *, norm: bool) -> nn.Module:
-        return nn.BatchNorm2d(outputs) if norm else nn.Identity()
+        return scaled(nn.BatchNorm2d(outputs), spec.parametrisation, "norm") if norm else nn.Identity()
 
     def layer(inputs: int, outputs: int, stride: int = 1, shortcut: nn.Module | None = None) -> ConvLayer:
         norm = spec.batch_norm and not (skip_first_norm and not made)
@@ -181,7 +159,7 @@ def _layers(spec: ImageSpec, *, skip_first_norm: bool = False) -> nn.ModuleList:
             made.append(layer(width, width, shortcut=shortcut))
             before = width
     if spec.gated_dense and spec.dense is not None:
-        made.append(PooledLayer(before, spec.dense))
+        made.append(PooledLayer(before, spec.dense, _wrap(spec)))
     return nn.ModuleList(made)
 
 
@@ -220,7 +198,10 @@ def gated(rule: GateRule, q: Tensor, v: Tensor, *, quick: bool = False) -> Tenso
 def of_unit_size(q: Float[Tensor, "n *rest"]) -> Float[Tensor, "n *rest"]:
     """Every channel divided by its root mean square over batch and positions, taken as a constant: the same half-spaces."""
     over = tuple(axis for axis in range(q.ndim) if axis != 1)
-    size: Tensor = q.detach().float().square().mean(over, keepdim=True).sqrt()
+    with torch.autocast(q.device.type, enabled=False):  # it would copy q to float32 first
+        wide = torch.promote_types(q.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(q.detach(), dim=over, keepdim=True, dtype=wide)
+    size = norm / (q.numel() / q.shape[1]) ** 0.5
     return q / (size + TINY).to(q.dtype)
 
 
@@ -256,6 +237,17 @@ class GatedImageNet(nn.Module):
         """Named parameters of the ``"gate"`` or the ``"value"`` branch (the readout belongs to the values)."""
         require(name in ("gate", "value"), f"a branch is 'gate' or 'value', got {name!r}.")
         return [pair for pair in self.named_parameters() if pair[0].startswith("gate_layers.") == (name == "gate")]
+
+    def rate_multipliers(self, optimiser: str = "sgd") -> dict[str, float]:
+        """What the parametrisation makes of the learning rate of each parameter, under ``"sgd"`` or ``"adam"``."""
+        return {
+            name: rate_multiplier(self._spec.parametrisation, optimiser, _grown(name, parameter.shape))
+            for name, parameter in self.named_parameters()
+        }
+
+    def parameter_groups(self, lr: float, optimiser: str = "sgd") -> list[dict[str, Any]]:
+        """Trainable parameters with the rates of their parametrisation, as torch's optimisers take them."""
+        return groups_with_rates(self, self.rate_multipliers(optimiser), lr)
 
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n o"]:
         """f(x) = value(x, gates(x))."""
@@ -323,6 +315,13 @@ def _through(layers: nn.ModuleList, x: Tensor, act: Act) -> Tensor:
     return state
 
 
+def _grown(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the axes of a parameter that are widths: what it makes, unless outputs, and reads, unless pictures."""
+    makes = () if name.startswith("readout.output.") else tuple(shape[:1])
+    reads = () if name.startswith(("gate_layers.0.", "value_layers.0.")) else tuple(shape[1:2])
+    return makes + reads
+
+
 def build_images(spec: ImageSpec | Mapping[str, Any], *, seed: int = 0) -> GatedImageNet:
     """One network from its spec; every starting number belongs to (seed, parameter name)."""
     spec = spec if isinstance(spec, ImageSpec) else ImageSpec.from_dict(spec)
@@ -332,22 +331,26 @@ def build_images(spec: ImageSpec | Mapping[str, Any], *, seed: int = 0) -> Gated
         value_layers = _layers(spec, skip_first_norm=spec.experts == "constant")
         inputs, dense = spec.widths[-1], None if spec.gated_dense else spec.dense
         last = spec.dense if spec.gated_dense and spec.dense is not None else inputs
-        net = GatedImageNet(spec, gate_layers, value_layers, Readout(last, dense, spec.classes))
+        net = GatedImageNet(spec, gate_layers, value_layers, Readout(last, dense, spec.classes, _wrap(spec)))
     _start(net, seed)
     return net
 
 
 def _start(net: GatedImageNet, seed: int) -> None:
-    """Draw weights and biases of every convolution and linear layer, as :class:`Init` says."""
+    """Draw weights and biases of every convolution and linear layer, as :class:`Init` and the parametrisation say."""
     init = net.settings.init
     for name, module in net.named_modules():
-        if not isinstance(module, nn.Conv2d | nn.Linear):
+        layer, scaling = bare(module)
+        if isinstance(layer, nn.BatchNorm2d) and isinstance(module, ScaledLayer):
+            nn.init.constant_(layer.weight, 1 / scaling.after)
+        if name.endswith(".inner") or not isinstance(layer, nn.Conv2d | nn.Linear):
             continue
-        fan_in = module.weight[0].numel()
+        fan_in = layer.weight[0].numel()
         bends = name.startswith("value_layers.") and net.settings.gating != "open"
         spread = (2.0 if bends else 1.0) / fan_in
+        by = {"weight": scaling.start / (scaling.before * scaling.after), "bias": 1 / scaling.after}
         for part in ("weight", "bias"):
-            values = getattr(module, part)
+            values = getattr(layer, part)
             if values is None:
                 continue
             random = stream(seed, "start", f"{name}.{part}")
@@ -358,7 +361,27 @@ def _start(net: GatedImageNet, seed: int) -> None:
             else:
                 drawn = torch.zeros(values.shape)
             with torch.no_grad():
-                values.copy_(init.scale * drawn)
+                values.copy_(init.scale * by[part] * drawn)
+
+
+def with_effective_weights(net: GatedImageNet) -> GatedImageNet:
+    """A copy in the standard parametrisation that computes the same, for whatever reads weights off the layers."""
+    if net.settings.parametrisation == "standard":
+        return copy.deepcopy(net)
+    numbers = dict(net.state_dict())
+    for name, module in net.named_modules():
+        if not isinstance(module, ScaledLayer):
+            continue
+        scaling = module.scaling  # of a batch-norm, ``before`` is 1
+        by = {"weight": scaling.before * scaling.after, "bias": scaling.after}
+        for part in module.inner.state_dict():
+            value = numbers.pop(f"{name}.inner.{part}")
+            numbers[f"{name}.{part}"] = by[part] * value if part in by else value
+    plain = build_images(replace(net.settings, parametrisation="standard"))
+    some = next(net.parameters())
+    plain = plain.to(some.device, some.dtype).train(net.training)
+    plain.load_state_dict(numbers)
+    return plain
 
 
 def require_linear_gates(net: GatedImageNet) -> None:

@@ -100,7 +100,8 @@ class Draw:
     ) -> Affine | ScaledAffine:
         gain, spec = 2.0 if gated else 1.0, self.spec
         role = "readout" if name == "readout" else ("first" if name.endswith(".0") else "hidden")
-        scaling = scaling_of(spec.parametrisation, role, fan_in, spec.width, constant=layer is ConstantAffine)
+        widths = spec.width, spec.width
+        scaling = scaling_of(spec.parametrisation, role, fan_in, widths, constant=layer is ConstantAffine)
         by = scaling.start / (scaling.before * scaling.after)
         weight = self.tensor(f"{name}.weight", (fan_out, fan_in), fan_in, gain, by)
         offsets = self.tensor(f"{name}.bias", (fan_out,), fan_in, 0.0, 1 / scaling.after) if bias else None

@@ -7,14 +7,14 @@ What is left of the gating branch is a stack of affine maps: every gate (channel
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unlazy.models.conv import ConvLayer, GatedImageNet, require_linear_gates
+from unlazy.models.conv import GatedImageNet, require_linear_gates, with_effective_weights
+from unlazy.models.conv_layers import ConvLayer
 from unlazy.runtime import require
 
 Unit = tuple[int, ...]
@@ -22,14 +22,13 @@ Unit = tuple[int, ...]
 
 def fold_batch_norm(net: GatedImageNet) -> GatedImageNet:
     """A copy in evaluation mode whose batch-norms, of both branches, live in its convolutions: the same function."""
-    folded = copy.deepcopy(net).eval()
+    folded = with_effective_weights(net).eval()
     for layer in folded.modules():
         if not isinstance(layer, ConvLayer):
             continue
         layer.conv, layer.norm = _folded(layer.conv, layer.norm), nn.Identity()
         if isinstance(layer.shortcut, nn.Sequential):
             conv, norm = layer.shortcut
-            assert isinstance(conv, nn.Conv2d)
             layer.shortcut = _folded(conv, norm)
     return folded
 
@@ -60,8 +59,9 @@ def half_space_normals(
     return normals, offsets.detach()
 
 
-def _folded(conv: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
+def _folded(conv: nn.Module, norm: nn.Module) -> nn.Conv2d:
     """One convolution that does what the two did in evaluation mode."""
+    assert isinstance(conv, nn.Conv2d)
     if not isinstance(norm, nn.BatchNorm2d):
         return conv
     assert norm.running_mean is not None

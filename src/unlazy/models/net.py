@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from unlazy.models.gates import Gates, HardGate
-from unlazy.models.parametrisation import rate_multiplier
+from unlazy.models.parametrisation import dense_axes, groups_with_rates, rate_multiplier
 from unlazy.models.spec import NetSpec
 from unlazy.runtime import InputError, Unsupported, require
 
@@ -73,9 +73,12 @@ class GatedNet(nn.Module):
     def rate_multipliers(self, optimiser: str = "sgd") -> dict[str, float]:
         """What the parametrisation makes of the learning rate of each parameter, under ``"sgd"`` or ``"adam"``."""
         spec = self._spec
+
+        def grown(name: str) -> tuple[int, ...]:
+            return () if spec.parametrisation == "standard" else (spec.width,) * dense_axes(name)
+
         return {
-            name: rate_multiplier(spec.parametrisation, optimiser, spec.width, name)
-            for name, _ in self.named_parameters()
+            name: rate_multiplier(spec.parametrisation, optimiser, grown(name)) for name, _ in self.named_parameters()
         }
 
     def parameter_groups(self, lr: float, optimiser: str = "sgd") -> list[dict[str, Any]]:
@@ -83,12 +86,7 @@ class GatedNet(nn.Module):
 
         ``torch.optim.Adam(net.parameter_groups(1e-3, "adam"))``: a rate that suits one width then suits them all.
         """
-        rates = self.rate_multipliers(optimiser)
-        return [
-            {"params": [parameter], "lr": lr * rates[name]}
-            for name, parameter in self.named_parameters()
-            if parameter.requires_grad
-        ]
+        return groups_with_rates(self, self.rate_multipliers(optimiser), lr)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*out o"]:
         """f(x) = value(x, gates(x))."""

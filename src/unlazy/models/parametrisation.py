@@ -1,6 +1,6 @@
 """How a network's numbers scale with its width m: the standard, the NTK and the maximal-update parametrisation.
 
-A dense layer computes z = W h + b with *effective* numbers W = (after before) w and b = after c; an optimiser moves w and c.
+A layer computes z = W h + b with *effective* numbers W = (after before) w and b = after c; an optimiser moves w and c.
 Only products matter to the function, but the split decides how fast each layer learns (Yang and Hu 2021 call the exponents
 of m in multiplier, start and learning rate a, b, c).
 
@@ -10,6 +10,11 @@ of m in multiplier, start and learning rate a, b, c).
     mup        first     sqrt(m)        sqrt(m)    drawn                1                  m^(-axes/2)
                hidden    1              sqrt(m)    drawn                1                  m^(-axes/2)
                readout   1/sqrt(m)      1          drawn / sqrt(m)      1                  m^(-axes/2)
+
+Where widths differ (all growing in proportion), a hidden layer that reads m and makes m' units has sqrt(m'/m) in place of 1 and
+sqrt(m') for its bias, and m^(-axes/2) is one over the root of the product of the widths that a tensor's axes have. The width of
+a convolution is its number of channels; filter sizes do not grow. Scale and shift of a batch-norm are biases here: b / c, and
+m^(-1/2) under Adam.
 
 "Drawn": what ``Init`` says, the same numbers for a seed in every parametrisation, so that a standard and an NTK network of
 one seed start as the same function. The last columns multiply the learning rate; ``axes`` counts the axes of a tensor that
@@ -25,14 +30,18 @@ Under ``standard`` a learning rate that works at one width is too large at a gre
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
 
 from unlazy.runtime import require
 
 PARAMETRISATIONS = ("standard", "ntk", "mup")
 ALSO_CALLED = {"mean-field": "mup"}
 OPTIMISERS = ("sgd", "adam")
+ROLES = ("first", "hidden", "readout", "norm")
 AXES: Mapping[tuple[str, str], int] = {  # of a tensor, that grow with the width
     ("first", "weight"): 1,
     ("first", "bias"): 1,
@@ -56,28 +65,52 @@ class Scaling:
         return self == Scaling()
 
 
-def scaling_of(parametrisation: str, role: str, fan_in: int, width: int, *, constant: bool = False) -> Scaling:
-    """The multipliers of a layer by its ``role``: ``first``, ``hidden`` or ``readout``.
+def known_parametrisation(name: str) -> str:
+    """The name by which a parametrisation goes here."""
+    name = ALSO_CALLED.get(name, name)
+    require(name in PARAMETRISATIONS, f"parametrisation must be one of {', '.join(PARAMETRISATIONS)}; got {name!r}.")
+    return name
 
-    ``constant``: a layer that reads a constant instead of the state before it; all its scaling then stands after it.
+
+def scaling_of(
+    parametrisation: str, role: str, fan_in: int, widths: tuple[int, int], *, constant: bool = False
+) -> Scaling:
+    """The multipliers of a layer by its ``role``: ``first``, ``hidden``, ``readout`` or ``norm``.
+
+    ``widths``: how many units (channels) it reads and makes. ``constant``: a layer that reads a constant instead of the state
+    before it; all its scaling then stands after it.
     """
-    require((role, "weight") in AXES, f"a layer is first, hidden or readout, got {role!r}.")
+    require(role in ROLES, f"a layer is {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {role!r}.")
     if parametrisation == "standard":
         return Scaling()
     if parametrisation == "ntk":
-        small = 1 / math.sqrt(fan_in)
+        small = 1.0 if role == "norm" else 1 / math.sqrt(fan_in)
         return Scaling(after=small) if constant else Scaling(before=small)
-    root = math.sqrt(width)
+    reads, makes = (math.sqrt(width) for width in widths)
     if role == "readout":
-        return Scaling(before=1 / root, start=1 / root)
-    return Scaling(after=root) if role == "first" else Scaling(before=1 / root, after=root)
+        return Scaling(before=1 / reads, start=1 / reads)
+    return Scaling(before=1 / reads, after=makes) if role == "hidden" else Scaling(after=makes)
 
 
-def rate_multiplier(parametrisation: str, optimiser: str, width: int, name: str) -> float:
-    """What multiplies the learning rate of a parameter of a dense network, by its name there."""
+def dense_axes(name: str) -> int:
+    """How many axes of a parameter of a dense network grow with its width, by the parameter's name."""
+    branch, number, *_ = name.split(".")
+    role = "readout" if branch == "readout" else ("first" if number == "0" else "hidden")
+    return AXES[role, name.rpartition(".")[2]]
+
+
+def rate_multiplier(parametrisation: str, optimiser: str, grown: Sequence[int]) -> float:
+    """What multiplies the learning rate of a parameter whose growing axes have these sizes."""
     require(optimiser in OPTIMISERS, f"optimiser must be one of {', '.join(OPTIMISERS)}; got {optimiser!r}.")
     if parametrisation == "standard" or optimiser == "sgd":
         return 1.0
-    branch, number, *_ = name.split(".")
-    role = "readout" if branch == "readout" else ("first" if number == "0" else "hidden")
-    return width ** (-AXES[role, name.rpartition(".")[2]] / 2)
+    return float(math.prod(grown) ** -0.5)
+
+
+def groups_with_rates(net: nn.Module, rates: Mapping[str, float], lr: float) -> list[dict[str, Any]]:
+    """Trainable parameters, each with its own rate, as torch's optimisers take them."""
+    return [
+        {"params": [parameter], "lr": lr * rates[name]}
+        for name, parameter in net.named_parameters()
+        if parameter.requires_grad
+    ]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from unlazy.models.gates import GateRule, HardGate, SoftGate, rule_from_spec, rule_to_spec
-from unlazy.models.parametrisation import ALSO_CALLED, PARAMETRISATIONS
+from unlazy.models.parametrisation import known_parametrisation
 from unlazy.runtime import InputError, require
 
 SHAPES = ("dense",)
@@ -78,8 +78,7 @@ class NetSpec:
         _one_of("gating", self.gating, GATINGS)
         _one_of("experts", self.experts, EXPERTS)
         _one_of("constant_input", self.constant_input, CONSTANT_INPUTS)
-        object.__setattr__(self, "parametrisation", ALSO_CALLED.get(self.parametrisation, self.parametrisation))
-        _one_of("parametrisation", self.parametrisation, PARAMETRISATIONS)
+        object.__setattr__(self, "parametrisation", known_parametrisation(self.parametrisation))
         require(
             self.parametrisation == "standard" or self.gating != "quadratic",
             f"quadratic gates have no {self.parametrisation} parametrisation; use parametrisation='standard'.",

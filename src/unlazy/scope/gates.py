@@ -1,4 +1,4 @@
-"""Which gates of a network are open on a set of samples: those that training can move."""
+"""Gates of a watched network: which are open on a set of samples."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from unlazy.kernels.capture import Inputs, call, evaluating, samples, take
+from unlazy.kernels.gated import Gated, gates_of
 from unlazy.kernels.record import Watch, argument, borders, record
-from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported
 
 RECORDED = 64  # samples whose gates are recorded at a time
@@ -18,9 +18,8 @@ RECORDED = 64  # samples whose gates are recorded at a time
 
 def open_gates(model: nn.Module, x: Inputs) -> list[Bool[Tensor, "n units"]]:
     """Open or closed, for every gate that depends on a trained parameter: one that cannot move says nothing about learning."""
-    if isinstance(model, GatedNet):
-        with torch.no_grad():
-            return [layer.flatten(1) for layer in model.gates(x).hard()]
+    if isinstance(model, Gated):
+        return [layer.flatten(1) for layer in gates_of(model, x)]
     parts = [
         [gate.open.flatten(1) for gate in record(model, take(x, slice(start, start + RECORDED)))]
         for start in range(0, samples(x), RECORDED)

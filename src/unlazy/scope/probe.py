@@ -110,7 +110,7 @@ class Probe:
 
 
 def as_probe(
-    probe: Dataset | Probe | tuple[Inputs, Tensor],
+    probe: Any,
     groups: Groups | None = None,
     loss: Loss | None = None,
 ) -> Probe:
@@ -122,7 +122,10 @@ def as_probe(
         x, y, own = probe.x, probe.y, dict(probe.groups)
     else:
         pair = isinstance(probe, tuple | list) and len(probe) == 2
-        require(pair, f"probe is a pair (x, y) or a Dataset, got {_described(probe)}.")
+        require(
+            pair,
+            f"probe is a pair (x, y) of tensors, got {_described(probe)}; of a loader, next(iter(loader)) is such a pair.",
+        )
         x, y, own = probe[0], probe[1], {}
     x, y = pytree.tree_map(_as_tensor, x), _as_tensor(y)
     require(isinstance(y, Tensor), f"the probe's targets must be a tensor, got {_described(y)}.")

@@ -117,6 +117,10 @@ class Budget:
     def __post_init__(self) -> None:
         good = self.share > 0 and self.grace >= 0
         require(good, f"budget must be a positive share of training time, such as 0.05, got {self.share!r}.")
+        require(
+            self.share <= 1 or math.isinf(self.share),
+            f"budget={self.share:g} is {self.share:g} times the training time; say 0.05 for 5 %, float('inf') for no limit.",
+        )
 
     def learn(self, name: str, seconds: float) -> None:
         """Remember what a look cost: rises count at once, falls slowly."""

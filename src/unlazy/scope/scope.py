@@ -82,7 +82,7 @@ class Scope(AbstractContextManager["Scope"]):
     def __init__(
         self,
         model: nn.Module,
-        probe: Dataset | tuple[Any, Tensor],
+        probe: Dataset | tuple[Any, Any],
         run: str | Path | Writer | None = None,
         *,
         views: Sequence[str] = VIEWS,
@@ -117,7 +117,7 @@ class Scope(AbstractContextManager["Scope"]):
             model,
             looked_at,
             folder,
-            views=tuple(views),
+            views=(views,) if isinstance(views, str) else tuple(views),
             budget=budget,
             output=output,
             sinks=sinks,

@@ -1,43 +1,39 @@
-"""One training under observation: what to look at, when, what it cost, and where it goes."""
+"""One training under observation: what to look at, when, and what it cost."""
 
 from __future__ import annotations
 
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unlazy.kernels.capture import call
+from unlazy.models.conv import GatedImageNet
 from unlazy.models.net import GatedNet
-from unlazy.runtime import InputError, StoreError, provenance, short_hash
+from unlazy.runtime import InputError, StoreError, short_hash
 from unlazy.scope.earlier import Earlier, counts_anew, other_training, recognise
-from unlazy.scope.folder import KERNELS, QUANTITIES, Keeper, earlier, place_of, resumed_instruments
-from unlazy.scope.history import Array, History
+from unlazy.scope.folder import KERNELS, Keeper, earlier, place_of, resumed_instruments
+from unlazy.scope.history import History
 from unlazy.scope.measures import Instruments
 from unlazy.scope.probe import Choice, Probe, chosen_output, with_columns
+from unlazy.scope.record import Record, basis_of, header_of, history_of, left_out_of, probe_arrays, start_arrays
 from unlazy.scope.schedule import Budget, Planner
 from unlazy.scope.tangent import Measured
-from unlazy.scope.told import as_number, detached, whole
+from unlazy.scope.told import detached, whole
 from unlazy.scope.untouched import untouched, unwrapped
 from unlazy.scope.verdict import judge
 from unlazy.scope.watchable import check_model
 from unlazy.store import Run
 
-START_BYTES = 2**26  # of parameters, kept in the run so that a resumed scope knows where training began
-PROBE_BYTES = 2**24  # of inputs, kept in the run so that a page can draw them
 LIGHT_SHARE = 0.1  # looks that cost no more than this share of all of them are light
-ARRAY_NAMES = {"log_paths": "paths"}
-
 
 _open: WeakValueDictionary[str, Session] = WeakValueDictionary()
 
@@ -71,11 +67,10 @@ class Session:
         overwrite: bool,
     ) -> None:
         began = time.perf_counter()
-        self.pid, self.sinks, self.total_steps = os.getpid(), list(sinks), steps
-        self.trained, self.measurements, self.shift, self.seen = 0.0, 0, 0, -1
+        self.pid, self.total_steps = os.getpid(), steps
+        self.trained, self.shift, self.seen, self.told, self.epochs = 0.0, 0, -1, -1, 0
         self.unmeasured: Untaken | None = None
-        self.told, self.epochs, self.looking, self.refused = -1, 0, False, set[str]()
-        self.finished, self.keeper = False, None
+        self.looking = self.finished = False
         self.budget = Budget(budget)
         model = unwrapped(model)
         check_model(model)
@@ -85,13 +80,7 @@ class Session:
             with torch.no_grad():
                 probe = with_columns(probe, call(self.model, probe.x))
             spec = model.spec() if isinstance(model, GatedNet) else None
-            basis = {
-                "model": spec or str(model),
-                "data": _data(probe),
-                "views": list(views),
-                "groups": _groups(probe),
-                "seed": seed,
-            }
+            basis = basis_of(spec or _described(model), probe, views, seed)
             before, finished = (None, False) if folder is None else _take_over(folder, short_hash(basis))
             self.before: Earlier | None = None
             if before is None or overwrite:
@@ -102,24 +91,34 @@ class Session:
                 self.instruments.strict = strict
                 self.before = recognise(before, finished, self.instruments)
         self._learn_costs(writing=0.0)
-        self.history = History(_groups(probe), self.instruments.layers, self._left_out(), keep_all=folder is None)
-        assert probe.columns is not None
-        self.history.targets = _plain(probe.columns)
-        self.history.notes, self.history.rows = self.instruments.notes, self._rows()
+        keeper = None
         if folder is not None:
-            self.keeper = Keeper(folder, self._header(basis, views, budget, spec), overwrite=overwrite)
+            keeper = Keeper(folder, header_of(basis, self.instruments, budget, spec), overwrite=overwrite)
+        history = history_of(self.instruments, keep_all=folder is None)
+        self.record = Record(history, keeper, sinks, self.instruments.own_names)
+        if folder is not None:
             _open[str(folder.resolve())] = self
         if self.before is None:
-            self._write(0, _split(first), self._once(probe), checkpoint=True)
+            self.record.write(0, first, {}, once=probe_arrays(probe), start=start_arrays(self.instruments.start))
             self.measured = 0
         else:
-            self.history = History.of_run(self.before.run)
+            self.record.history = History.of_run(self.before.run)
             self.measured = self.seen = self.before.last
             self.shift = int(self.history.last("step_shift") or 0)
         self._plan()
         self.construction = time.perf_counter() - began
         self.budget.spent = 0.0
         self._left = time.perf_counter()
+
+    @property
+    def history(self) -> History:
+        """What was seen so far."""
+        return self.record.history
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """The writer of the run folder, where there is one."""
+        return self.record.keeper
 
     def _plan(self) -> None:
         """When to look, from the last step measured on."""
@@ -145,7 +144,7 @@ class Session:
             self._meet(step, self.before)
         step = self._counted(step)
         if step == 0 and self.seen < 0 and scalars:
-            self._write(0, ({}, {}), {}, user=scalars)
+            self._write(0, {}, scalars)
         if step <= max(self.seen, self.measured) and not self._parts_ways(step):
             self.seen = max(self.seen, step)
             return
@@ -166,7 +165,7 @@ class Session:
             self.told = self.seen - self.shift
             return
         self._leave()
-        self.history = History()
+        self.record.history = History()
         raise InputError(counts_anew(before.run, told))
 
     def _parts_ways(self, step: int) -> bool:
@@ -182,7 +181,7 @@ class Session:
         if not before.differs(step, out):
             return False
         self._leave()
-        self.history = self.history.beginning()
+        self.record.history = self.history.beginning()
         why = other_training(before.run, step)
         if self.instruments.strict:
             raise InputError(why)
@@ -196,9 +195,8 @@ class Session:
 
     def _leave(self) -> None:
         """Leave the folder as it was found."""
-        assert self.keeper is not None
-        self.keeper.leave()
-        self.keeper, self.before = None, None
+        self.record.leave()
+        self.before = None
 
     def _counted(self, step: int) -> int:
         """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
@@ -229,7 +227,7 @@ class Session:
             self._measure(last.step, last.looks, last.scalars)
         else:  # the loop tells before it updates: the network at hand is one step further than the last one told
             if last.scalars:
-                self._write(last.step, ({}, {}), {}, user=last.scalars)
+                self._write(last.step, {}, last.scalars)
             self._measure(last.step + 1, list(self.instruments.looks), {})
         self.budget.spent += time.perf_counter() - began
         self._left = time.perf_counter()
@@ -242,10 +240,10 @@ class Session:
         for name, why in self.instruments.fallen.items():
             warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=7)
         self.instruments.fallen.clear()
-        self.history.left_out = self._left_out()
+        self.history.left_out = left_out_of(self.instruments)
         writing = time.perf_counter()
         change = self._change(measured)
-        self._write(step, _split(measured), {}, user=scalars)
+        self._write(step, measured, scalars)
         self._learn_costs(writing=time.perf_counter() - writing, names=names)
         self.planner.measured(step, names, change)
         self.measured = step
@@ -253,6 +251,15 @@ class Session:
         pending = before.looks if before is not None and before.step == step else self.instruments.looks
         rest = [name for name in pending if name not in names and name in self.instruments.looks]
         self.unmeasured = Untaken(step, rest, {}, self._updates()) if rest else None
+
+    def _write(self, step: int, measured: Measured, scalars: Mapping[str, Any]) -> None:
+        """What was measured and what the user told, with what looking has cost so far."""
+        about: dict[str, float] = {}
+        if step > 0:
+            about["overhead"] = self.budget.spent / self.trained if self.trained > 0 else 0.0
+            if self.shift:
+                about["step_shift"] = float(self.shift)
+        self.record.write(step, measured, about, user=scalars)
 
     @contextmanager
     def _look(self) -> Iterator[None]:
@@ -312,11 +319,7 @@ class Session:
                 self._write_verdict()
                 self.keeper.finish()
         self.finished = True
-        if self.keeper is not None:
-            self.keeper.__exit__(None if error is None else type(error), error, None)
-        for sink in self.sinks:
-            if hasattr(sink, "close"):
-                self._tell(sink, sink.close)
+        self.record.close(error)
 
     def _write_verdict(self) -> None:
         assert self.keeper is not None
@@ -332,99 +335,11 @@ class Session:
             "share": share,
             "budget": self.budget.share,
             "seconds_always_allowed": self.budget.grace,
-            "measurements": self.measurements,
+            "measurements": self.record.measurements,
             "full_measurements": len(self.history.scalars.get(self._dearest(), {})),
             "skipped": self.planner.skipped,
             "seconds_at_construction": self.construction,
             "seconds_by_look": dict(self.budget.costs),
-        }
-
-    # --- writing -----------------------------------------------------------------------------------------------
-
-    def _write(
-        self,
-        step: int,
-        measured: tuple[dict[str, float], dict[str, Array]],
-        once: Mapping[str, Array],
-        *,
-        user: Mapping[str, Any] | None = None,
-        checkpoint: bool = False,
-    ) -> None:
-        scalars, arrays = measured
-        for name, value in (user or {}).items():
-            known = name in scalars or (name in self.history.scalars and not name.startswith("train_"))
-            clash = known and name in self.instruments.own_names
-            number = as_number(value)
-            if number is not None:
-                scalars[f"train_{name}" if clash else name] = number
-            elif name not in self.refused:
-                self.refused.add(name)
-                warnings.warn(f"{name} is not a number but {value!r}, and is not kept.", stacklevel=8)
-        if step > 0:
-            scalars["overhead"] = self.budget.spent / self.trained if self.trained > 0 else 0.0
-            if self.shift:
-                scalars["step_shift"] = float(self.shift)
-        self.history.add(step, scalars, arrays)
-        self.measurements += 1 if scalars.keys() & self.instruments.own_names else 0
-        if self.keeper is not None:
-            curves = {name: np.array([value]) for name, value in scalars.items()}
-            kept = {name: array[None] for name, array in {**arrays, **once}.items()}
-            self.keeper.record(step, curves, kept, self._start_tensors() if checkpoint else None)
-        for sink in list(self.sinks):
-            self._tell(sink, partial(getattr(sink, "write", None) or sink, step, dict(scalars)))
-
-    def _tell(self, sink: Any, do: Callable[[], Any]) -> None:
-        try:
-            do()
-        except Exception as error:
-            self.sinks = [other for other in self.sinks if other is not sink]
-            warnings.warn(f"{type(sink).__name__} failed and gets nothing more: {error!r}", stacklevel=3)
-
-    def _once(self, probe: Probe) -> dict[str, Array]:
-        """What is written at step 0 only: the probe set."""
-        kept = {"probe_y": probe.y.detach().cpu().numpy()}
-        if isinstance(probe.x, Tensor) and probe.x.is_floating_point() and _bytes([probe.x]) <= PROBE_BYTES:
-            kept["probe_x"] = probe.x.detach().float().cpu().numpy()
-        return kept
-
-    def _start_tensors(self) -> dict[str, Array] | None:
-        start = self.instruments.start
-        if _bytes([*start.parameters.values(), *start.buffers.values()]) > START_BYTES:
-            return None
-        named = {f"model/{name}": p for name, p in start.parameters.items()}
-        named |= {f"buffer/{name}": b for name, b in start.buffers.items()}
-        return {name: _plain(tensor) for name, tensor in named.items()}
-
-    def _left_out(self) -> dict[str, str]:
-        return {QUANTITIES.get(name, name): why for name, why in self.instruments.left_out.items()}
-
-    def _rows(self) -> dict[str, list[int]]:
-        return {look: rows.tolist() for look, rows in self.instruments.rows.items() if rows is not None}
-
-    def _header(self, basis: dict[str, Any], views: tuple[str, ...], budget: float, spec: Any) -> dict[str, Any]:
-        probe = self.instruments.probe
-        about = {
-            "views": list(views),
-            "budget": budget if np.isfinite(budget) else None,
-            "groups": basis["groups"],
-            "layers": self.instruments.layers,
-            "left_out": self._left_out(),
-            "notes": self.instruments.notes,
-            "rows": self._rows(),
-            "probe_kind": probe.kind,
-            "image_shape": probe.image_shape,
-        }
-        place, dtype = place_of(self.model)
-        return {
-            "id": short_hash(basis),
-            "kind": "scope",
-            "study": None,
-            "scale": None,
-            "recipe": {"model": basis["model"], "data": basis["data"], "scope": about},
-            "members": [{}],
-            "model": spec,
-            "data": basis["data"],
-            "provenance": provenance(str(dtype).removeprefix("torch."), str(place)),
         }
 
     # --- costs -------------------------------------------------------------------------------------------------
@@ -446,6 +361,11 @@ class Session:
         return next((number for look, number in names.items() if look in self.instruments.looks), "loss")
 
 
+def _described(model: nn.Module) -> str:
+    """A foreign network as it prints itself; an image network of ours by its spec, which also knows gates and multipliers."""
+    return f"GatedImageNet(\n  {model.spec()}\n)" if isinstance(model, GatedImageNet) else str(model)
+
+
 def _take_over(folder: Path, wanted: str) -> tuple[Run | None, bool]:
     """What an earlier scope left in the folder, and whether it had finished by itself.
 
@@ -457,27 +377,3 @@ def _take_over(folder: Path, wanted: str) -> tuple[Run | None, bool]:
         other.finish()
     before = earlier(folder, wanted)
     return before, before is not None and not taken_over and before.status()["state"] == "finished"
-
-
-def _split(measured: Measured) -> tuple[dict[str, float], dict[str, Array]]:
-    """Numbers, and arrays under the names of the store."""
-    scalars = {name: float(value) for name, value in measured.items() if value.ndim == 0}
-    arrays = {ARRAY_NAMES.get(name, name): _plain(value) for name, value in measured.items() if value.ndim > 0}
-    return scalars, {name: array.astype(np.float32) if name in KERNELS else array for name, array in arrays.items()}
-
-
-def _plain(tensor: Tensor) -> Array:
-    tensor = tensor.detach()
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu().numpy()
-
-
-def _data(probe: Probe) -> dict[str, Any]:
-    return {"name": "probe", "options": {}, "fingerprint": probe.fingerprint}
-
-
-def _groups(probe: Probe) -> dict[str, list[int]]:
-    return {name: inside.nonzero()[:, 0].tolist() for name, inside in probe.groups.items()}
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -59,6 +59,7 @@ def _fast_attention_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+FABRIC = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")  # two names of one package
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -105,13 +106,15 @@ def _forget_new(hooks: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The plain module inside compiled and data-parallel wrappers: the same parameters, without their side effects."""
+    """The plain module inside compiled, data-parallel and Fabric's wrappers: the same parameters, without their side effects."""
     while True:
         inner = model
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             inner = model.module
         elif "torch._dynamo" in sys.modules and isinstance(model, sys.modules["torch._dynamo"].OptimizedModule):
             inner = model._orig_mod
+        elif any(name in sys.modules and isinstance(model, sys.modules[name]._FabricModule) for name in FABRIC):
+            inner = model.module  # type: ignore[assignment]  # known to Fabric alone
         if inner is model:
             return model
         model = inner

@@ -60,6 +60,7 @@ def judged_row(
     why: str,
     controls: Sequence[Row] = (),
     figure: str | None = None,
+    untold: str | None = None,
 ) -> Row:
     """The scorecard row of a claim from a study's table; ``figure`` is its name there. The smoke scale judges nothing."""
     scale = table["scale"]
@@ -72,6 +73,7 @@ def judged_row(
         why=why,
         controls=controls,
         figure=figure and f"results/{by_id(claim).study}/{scale}/{figure}.png",
+        untold=untold,
     )
 
 

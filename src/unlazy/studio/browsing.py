@@ -40,7 +40,7 @@ class Browser:
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """Chromium from ``UNLAZY_CHROMIUM`` or Debian; its absence is an error, not a skip."""
+    """Chromium from ``UNLAZY_CHROMIUM`` or Debian; its absence is an error."""
     from playwright.sync_api import sync_playwright
 
     path = chromium()

@@ -138,5 +138,5 @@ def story(results: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _verdict_words(row: Row) -> str:
-    verdict = "too short to tell here" if row["verdict"] == "not run yet" else row["verdict"]
+    verdict = "too short to tell here" if row["verdict"] == "cannot tell" else row["verdict"]
     return f"The paper's claim ({row['id']}): {verdict}."

@@ -27,6 +27,8 @@ def curves(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
         axis.plot(steps, values[:, min(member, values.shape[1] - 1)], label=name, color=plots.COLOURS[colour])
     positive = all((run.scalars(name)[1] > 0).all() for name in names)
     axis.set(xlabel="step", yscale="log" if positive else "linear", title=", ".join(names))
+    if names[0].startswith("paths") and run.header.get("kind") == "scope":
+        axis.set(yscale="linear", ylabel="mean of ln(1 + active paths)")
     axis.set_xscale("symlog", linthresh=1)
     axis.set_xlim(left=0)
     axis.legend()
@@ -100,6 +102,7 @@ def along(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
     """A number (or a few) per sample, in the order of the samples; the first stored step in grey, targets in black."""
     from unlazy.studio.openrun import open_folder
     from unlazy.studio.probe import probe_of
+    from unlazy.studio.samples import counts_of
 
     figure, axes = plots.grid(1, 1, (5.2, 3.2))
     target = probe_of(open_folder(run.folder)).y
@@ -107,11 +110,26 @@ def along(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
         axes[0, 0].plot(target, color=plots.COLOURS["black"], linewidth=0.9, linestyle=":")
         axes[0, 0].plot([], [], color=plots.COLOURS["black"], linestyle=":", label="target")
     for at, colour in {run.array_steps(names[0])[0]: "grey", step: "blue"}.items():
-        values = run.array(names[0], at)[member]
+        values = counts_of(run, names[0], run.array(names[0], at)[member])
         axes[0, 0].plot(values, color=plots.COLOURS[colour], linewidth=1.2)
         axes[0, 0].plot([], [], color=plots.COLOURS[colour], label=f"step {at}")
     axes[0, 0].set(xlabel="sample", ylabel=names[0], title=names[0])
     axes[0, 0].legend()
+    return figure
+
+
+def strips(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
+    """Active paths: a dot per sample, a column per class or group, a bar at the median."""
+    from unlazy.studio.openrun import open_folder
+    from unlazy.studio.probe import probe_of
+    from unlazy.studio.samples import bands_of, counts_of, draw_strips
+
+    opened = open_folder(run.folder)
+    counts = counts_of(run, names[0], opened.stored(names[0], step, member).read())
+    figure, axes = plots.grid(1, 1, (5.2, 3.2))
+    draw_strips(axes[0, 0], counts, bands_of(probe_of(opened), len(counts)))
+    axes[0, 0].set_yscale("symlog", linthresh=1)
+    axes[0, 0].set(ylabel="active paths", title=f"{names[0]}, step {step}")
     return figure
 
 
@@ -288,13 +306,14 @@ def two_curves(
 def two_along(run: Run, names: tuple[str, ...], step: int, member: int, other: str, step2: int, member2: int) -> Figure:
     """The same numbers per sample of two runs, in the order of the samples."""
     from unlazy.studio.openrun import open_folder
+    from unlazy.studio.samples import counts_of
 
     figure, axes = plots.grid(1, 1, (5.2, 3.2))
     for folder, at, place, label, colour in (
         (run.folder, step, member, "first", "blue"),
         (other, step2, member2, "second", "orange"),
     ):
-        values = open_folder(folder).stored(names[0], at, place).read()
+        values = counts_of(Run(folder), names[0], open_folder(folder).stored(names[0], at, place).read())
         axes[0, 0].plot(values, color=plots.COLOURS[colour], linewidth=1.2)
         axes[0, 0].plot([], [], color=plots.COLOURS[colour], label=f"{label}, step {at}")
     axes[0, 0].set(xlabel="sample", ylabel=names[0], title=names[0])

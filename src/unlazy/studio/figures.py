@@ -57,6 +57,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
         drawings.inputs,
         drawings.pictures,
         drawings.along,
+        drawings.strips,
         drawings.margins,
         drawings.against,
         drawings.neurons,

@@ -1,6 +1,7 @@
 """Names of panels, as figure and code links write them, and what each draws.
 
 loss, loss,loss_top, losses     curves of scalars            overlap, output, ...    an array, drawn by its shape
+array-QUANTITY                  an array, where a scalar has the same name
 spectra, spectrum-MAP           eigenvalues                  alignment               kernels against the targets
 halfspaces                      inputs and borders           units                   every half-space as a disc
 map-QUANTITY                    units on a plane             verdict                 lazy or rich, with the evidence
@@ -15,6 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from unlazy.studio.alike import alike
 from unlazy.studio.answers import BadRequest, NotHere
 from unlazy.studio.figures import OF_FOLDERS, Request, kind_of
 from unlazy.studio.openrun import OpenRun
@@ -31,6 +33,13 @@ def shown_step(opened: OpenRun, quantity: str, step: int | None, member: int) ->
     if not steps:
         raise NotHere(f"{opened.key} has no panel or array {quantity!r}.")
     return steps[-1] if step is None else max((at for at in steps if at <= step), default=steps[0])
+
+
+def check_alike(opened: OpenRun, other: OpenRun, quantity: str) -> None:
+    """Kernels over different samples are not subtracted, whoever asks."""
+    told = alike(opened, other, quantity)
+    if told.same is False:
+        raise BadRequest(told.why)
 
 
 def request(opened: OpenRun, panel: str, given: Mapping[str, int], other: OpenRun | None) -> Request:
@@ -55,6 +64,8 @@ def request(opened: OpenRun, panel: str, given: Mapping[str, int], other: OpenRu
     if kind in ("spectrum", "map") and quantity:
         drawn = "neurons" if kind == "map" else "spectrum"
         return Request(drawn, (quantity,), shown_step(opened, quantity, step, member), member)
+    if kind == "array" and quantity:
+        return _of_array(opened, quantity, step, member)
     if panel == "halfspaces":
         return _inputs(opened, given)
     return _of_array(opened, "normals" if panel == "units" else panel, step, member)
@@ -76,15 +87,19 @@ def _of_array(opened: OpenRun, quantity: str, step: int | None, member: int) -> 
     at = shown_step(opened, quantity, step, member)
     values = opened.stored(quantity, at, member).read()
     name, index = opened.source(quantity, at, member)
-    kind = (_of_output(opened, values) if quantity == "output" else None) or kind_of(quantity, values.shape)
+    kind = _of_samples(opened, quantity, values) or kind_of(quantity, values.shape)
     if kind not in OF_FOLDERS:
         return Request(kind, (quantity,), at, member)
     return Request(kind, (name,), at, index if opened.stored(quantity, at, member).shape()[0][0] > 1 else 0)
 
 
-def _of_output(opened: OpenRun, values: NDArray[Any]) -> str | None:
-    """Outputs as the page draws them: margins of classes, numbers against their targets; else like any array."""
+def _of_samples(opened: OpenRun, quantity: str, values: NDArray[Any]) -> str | None:
+    """Outputs and paths as the page draws them: margins of classes, numbers against their targets, columns of dots."""
     probe = probe_of(opened)
+    if quantity == "paths" and values.ndim == 1 and probe.kind != "circle":
+        return "strips"
+    if quantity != "output":
+        return None
     if probe.margins(values) is not None:
         return "margins"
     real = probe.y is not None and probe.labels() is None and probe.y.size == values.size
@@ -126,10 +141,10 @@ def _of_two(opened: OpenRun, other: OpenRun, panel: str, given: Mapping[str, int
         if not _scalars(other, panel):
             raise NotHere(f"{other.key} has no {panel!r}.")
         return Request("two_curves", names, given.get("step", 0), member, more)
-    quantity = panel.removeprefix("difference-")
+    quantity = panel.removeprefix("difference-").removeprefix("array-")
     step = shown_step(opened, quantity, given.get("step"), member)
     more["step2"] = shown_step(other, quantity, given.get("step"), member2)
-    if quantity == panel:
+    if not panel.startswith("difference-"):
         places = ((opened, step, member), (other, int(more["step2"]), member2))
         classes = quantity == "output" and all(
             probe_of(run).margins(run.stored(quantity, at, place).read()) is not None for run, at, place in places
@@ -141,4 +156,5 @@ def _of_two(opened: OpenRun, other: OpenRun, panel: str, given: Mapping[str, int
     ]
     if shapes[0] != shapes[1] or len(shapes[0]) != 2:
         raise BadRequest(f"{shapes[0]} and {shapes[1]} have different sizes and cannot be subtracted.")
+    check_alike(opened, other, quantity)
     return Request("difference", (quantity,), step, member, more)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from unlazy.claims.scorecard import SCALE_ORDER, load_results, results_folder, scorecard
 from unlazy.runtime import StoreError
 from unlazy.studio import analysis, figures, levels, panels
+from unlazy.studio.alike import alike
 from unlazy.studio.analysis import Once
 from unlazy.studio.answers import Answer, BadRequest, NotHere, address, as_json, whole
 from unlazy.studio.levels import LARGEST_SIDE
@@ -52,6 +53,7 @@ class Payload:
             "array": self.array,
             "levels": self.levels,
             "frames": self.frames,
+            "alike": self.alike,
             "difference": self.difference,
             "embedding": self.embedding,
             "spectrum": self.spectrum,
@@ -248,6 +250,11 @@ class Payload:
         given = {name: whole(parameters[name], name) for name in panels.NUMBERS if parameters.get(name)}
         return panels.request(opened, panel, given, other)
 
+    def alike(self, rest: list[str], parameters: Parameters) -> Answer:
+        """Whether a kernel is over the same samples as that of another run, and how one knows."""
+        opened, quantity = self._named(rest)
+        return as_json(asdict(alike(opened, self.shelf.open(parameters.get("other", "")), quantity)))
+
     def difference(self, rest: list[str], parameters: Parameters) -> Answer:
         """A kernel minus that of another run, each over its mean diagonal, as the page draws it; as npy or csv."""
         opened, quantity, step = self._addressed(rest)
@@ -261,6 +268,7 @@ class Payload:
         ]
         if values[0].shape != values[1].shape or values[0].ndim != 2:
             raise BadRequest(f"{values[0].shape} and {values[1].shape} cannot be subtracted.")
+        panels.check_alike(opened, other, quantity)
         first, second = (one / (np.diagonal(one).mean() or 1) for one in values)
         return _file(first - second, f"{opened.title}-minus-{other.title}-{quantity}-{step}", parameters, False)
 

@@ -108,6 +108,14 @@ def probe_of(opened: OpenRun) -> Probe:
     return known
 
 
+def inputs_of(opened: OpenRun) -> NDArray[Any] | None:
+    """The inputs of the points, ``[n, ...]``, stored or made again; ``None`` where a run keeps none."""
+    made = probe_of(opened).made.get("probe_x")
+    if made is None and opened.steps("probe_x"):
+        return opened.stored("probe_x", opened.steps("probe_x")[0], 0).read()
+    return made
+
+
 def _probe_of(opened: OpenRun) -> Probe:
     data, recipe = opened.header.get("data"), opened.header["recipe"]
     scope = recipe.get("scope") if isinstance(recipe, Mapping) else None

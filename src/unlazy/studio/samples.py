@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy import plots
+from unlazy.store import Run
 from unlazy.studio.probe import Probe
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 MOST_BANDS = 24  # more columns than this nobody can read
 GOLDEN = 0.6180339887
+
+
+def counts_of(run: Run, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Active paths as counts, where a scope kept ln(1 + count); anything else as it is."""
+    return np.expm1(values) if name == "paths" and run.header.get("kind") == "scope" else values
 
 
 def bands_of(probe: Probe, samples: int) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from unlazy.studio.answers import BadRequest, NotHere
 from unlazy.studio.openrun import OpenRun
-from unlazy.studio.probe import probe_of
+from unlazy.studio.probe import inputs_of, probe_of
 
 WHAT = ("turned", "length", "open")
 
@@ -87,7 +87,5 @@ def _lengths(opened: OpenRun, quantity: str, member: int, unit: int, found: Stor
 
 
 def _points(opened: OpenRun) -> NDArray[Any] | None:
-    made = probe_of(opened).made.get("probe_x")
-    if made is None and opened.steps("probe_x"):
-        made = opened.stored("probe_x", opened.steps("probe_x")[0], 0).read()
-    return None if made is None else made.reshape(len(made), -1).astype(np.float64)
+    inputs = inputs_of(opened)
+    return None if inputs is None else inputs.reshape(len(inputs), -1).astype(np.float64)

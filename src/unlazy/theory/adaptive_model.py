@@ -52,10 +52,11 @@ class AdaptiveTangents:
         self.solution: Structured | Unstructured | None = None
         self._fitted_layers: list[Layer] = []
 
-    def fit(self, x: Inputs, y: Float[Tensor, "n o"]) -> AdaptiveTangents:
-        """Solve for targets ``y [n, outputs]``; the solution stays in ``solution``."""
+    def fit(self, x: Inputs, y: Float[Tensor, "n o"] | Float[Tensor, " n"]) -> AdaptiveTangents:
+        """Solve for targets ``y [n, outputs]``, or ``[n]`` for one output; the solution stays in ``solution``."""
         x = _wide(x)
         start = self._start(x)
+        y = y[:, None] if y.ndim == 1 and start.shape[1] == 1 else y
         require(
             y.shape == start.shape, f"targets {tuple(y.shape)} do not fit the model's outputs {tuple(start.shape)}."
         )

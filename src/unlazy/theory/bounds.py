@@ -47,6 +47,7 @@ def learning_conditions(
     for name, value in (("error", error), ("failure", failure), ("gamma", gamma), ("background", background)):
         require(0 < value <= 1, f"{name} lies in (0, 1], got {value!r}.")
     require(1 <= relevant <= patterns, f"k={relevant} relevant patterns of D={patterns}: k lies in [1, D].")
+    require(pairs >= 1, f"at least one pair of neurons is needed, got m={pairs}.")
     k, log = relevant, math.log(patterns * pairs / (failure * gamma))
     return (
         Condition("p_o >= c k^2 / D", background, background_constant * k**2 / patterns),
@@ -113,5 +114,6 @@ def query_bound(patterns: int, relevant: int) -> QueryBound:
     211
     """
     require(1 <= relevant <= patterns, f"k={relevant} relevant patterns of D={patterns}: k lies in [1, D].")
-    sets = math.comb(patterns, relevant)
-    return QueryBound(0.5 * sets ** (1 / 3), 0.5 - float(sets) ** -3)
+    sets = math.log(math.comb(patterns, relevant))  # of a whole number, however large
+    least = 0.5 * math.exp(sets / 3) if sets / 3 < 700 else math.inf
+    return QueryBound(least, 0.5 - math.exp(-3 * sets))

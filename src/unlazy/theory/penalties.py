@@ -27,6 +27,7 @@ from unlazy.runtime import InputError, require
 HALVINGS = 64  # brackets, all under 100 wide in logarithms, shrink to rounding
 NEWTON_STEPS = 16
 LARGEST_LOG_STRETCH = 40.0  # e^40: beyond it nothing is left to gain
+WALL = 1e-13  # in logarithms, from where a penalty becomes infinite: no rounding leads beyond
 SMALLEST = 1e-100  # stands for 0 where a logarithm is taken
 GRID = 4001
 FAR = (1e11, 1e13)  # where growth exponents are read off
@@ -109,7 +110,7 @@ class Power:
 class Custom:
     """Any penalty, given as an elementwise torch function of z >= 1; what it claims is checked on a grid.
 
-    Its derivative comes from autograd.
+    Its derivative comes from autograd. It may be infinite from some stretch on, by overflow or to forbid larger ones.
     """
 
     name: str
@@ -121,16 +122,17 @@ class Custom:
         values = self.function(u.exp())
         require(values.shape == u.shape, f"penalty {self.name}: one value per stretch is expected, got {values.shape}.")
         require(
-            bool(torch.isfinite(values).all()), f"penalty {self.name} is not finite on all stretches from 1 to e^10."
+            not bool(values.isnan().any()), f"penalty {self.name} is not a number at some stretches from 1 to e^10."
         )
         require(abs(float(values[0])) <= 1e-12, f"penalty {self.name} must be 0 at z = 1, it is {float(values[0]):g}.")
-        rises = bool((values.diff() >= -1e-12 * values[1:].abs()).all()) and float(values[1:].min()) > 0
+        rises = bool((values[1:] * (1 + 1e-12) >= values[:-1]).all()) and float(values[1:].min()) > 0
         require(rises, f"penalty {self.name} must be positive and increasing above z = 1, its only minimum.")
 
     @cached_property
     def convex_in_log(self) -> bool:
         u = torch.linspace(0, LARGEST_LOG_STRETCH / 4, GRID, dtype=torch.float64)
         values = self.function(u.exp())
+        values = values[values.isfinite()]  # what grows beyond all numbers only does so at the end
         bends = values[2:] - 2 * values[1:-1] + values[:-2]
         return bool((bends >= -1e-12 * values[2:].abs().clamp(min=1)).all())
 
@@ -138,13 +140,17 @@ class Custom:
         return self.function(z)
 
     def reach(self, price: Values) -> Values:
-        return _reach_by_halving(self._marginal, price)
+        low, high = torch.zeros_like(price), torch.full_like(price, LARGEST_LOG_STRETCH)
+        low, high = _halve(lambda u: self._marginal(u.exp()) > price, low, high)
+        walled = self.function(high.exp()).isinf()
+        return torch.where(walled, (low - WALL).clamp(min=0), low).exp()
 
     def _marginal(self, z: Tensor) -> Tensor:
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.function(z).sum(), z)
-        return z.detach() * slope
+            values = self.function(z)
+            (slope,) = torch.autograd.grad(values.sum(), z)
+        return torch.where(values.isinf(), torch.inf, z.detach() * slope)
 
 
 @dataclass(frozen=True)
@@ -338,12 +344,6 @@ def _halve(above: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tupl
         up = above(middle)
         low, high = torch.where(up, low, middle), torch.where(up, middle, high)
     return low, high
-
-
-def _reach_by_halving(marginal: Callable[[Tensor], Tensor], price: Tensor) -> Tensor:
-    low, high = torch.zeros_like(price), torch.full_like(price, LARGEST_LOG_STRETCH)
-    low, _ = _halve(lambda u: marginal(u.exp()) > price, low, high)
-    return low.exp()
 
 
 def _between(first: Tensor, last: Tensor, total: Tensor) -> Tensor:

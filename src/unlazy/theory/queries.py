@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from unlazy.data.patterns import Patterns, PatternSample
-from unlazy.models.truncated import Gradients, Phase, TruncatedNet, smoothed_neuron, smoothed_slope, step
+from unlazy.models.truncated import Adam, Gradients, Phase, TruncatedNet, smoothed_neuron, smoothed_slope, step
 from unlazy.runtime import require, stream
 
-Query = Callable[[Bool[Tensor, "n D"], Float64[Tensor, " n"]], Float64[Tensor, "n q"]]
-"""q functions of (indicators, labels) at once, with values in [-1, 1]."""
+Query = Callable[[Bool[Tensor, "n D"], Float64[Tensor, " n"]], Float64[Tensor, "..."]]
+"""q functions of (indicators, labels) at once, ``[n, q]``, with values in [-1, 1]."""
 
 
 class Oracle:
@@ -70,6 +71,7 @@ class BatchOracle(Oracle):
     """
 
     def __init__(self, patterns: Patterns, batch: int, queries: int) -> None:
+        require(batch >= 1 and queries >= 1, f"a batch has rows and is asked something; got {batch} and {queries}.")
         super().__init__(math.sqrt(2 * math.log(2 * queries / 0.05) / batch))
         self.patterns, self.batch, self.calls = patterns, batch, 0
 
@@ -83,7 +85,8 @@ class AdversarialOracle(Oracle):
     """Unstructured parity data whose relevant set is not decided yet: says as little as the tolerance allows.
 
     It answers as if labels were fair coins, and crosses out every set of k patterns for which that is off by more than the
-    tolerance. ``consistent`` counts the sets left, exactly. Only when nothing would be left does it settle on a set.
+    tolerance. ``consistent`` counts the sets left, exactly. Only when nothing would be left does it settle on a set and tell
+    the truth about it from then on; other sets stay possible as long as that truth is within the tolerance of theirs.
     """
 
     def __init__(self, patterns: int, relevant: int, tolerance: float) -> None:
@@ -118,9 +121,9 @@ class AdversarialOracle(Oracle):
                 self.possible = left
                 return blind
             self.settled = int(torch.nonzero(self.possible)[0])
-            self.possible = torch.zeros_like(self.possible)
-            self.possible[self.settled] = True
-        return blind + shift[self.settled]
+        truth = shift[self.settled]
+        self.possible = self.possible & ((shift - truth).abs() <= self.tolerance)
+        return blind + truth
 
 
 def _walsh(values: Float64[Tensor, "n q"]) -> Float64[Tensor, "n q"]:
@@ -134,7 +137,8 @@ def _walsh(values: Float64[Tensor, "n q"]) -> Float64[Tensor, "n q"]:
     return result / size
 
 
-def _checked(values: Float64[Tensor, "n q"]) -> Float64[Tensor, "n q"]:
+def _checked(values: Float64[Tensor, "..."]) -> Float64[Tensor, "n q"]:
+    require(values.ndim == 2, f"a query returns one column a function, [n, q]; got shape {tuple(values.shape)}.")
     largest = float(values.abs().max())
     require(
         largest <= 1 + 1e-12, f"statistical queries have values in [-1, 1]; this one reaches {largest:.3g}: scale it."
@@ -147,6 +151,7 @@ def _checked(values: Float64[Tensor, "n q"]) -> Float64[Tensor, "n q"]:
 
 def find_relevant(oracle: Oracle, patterns: int, relevant: int) -> Int64[Tensor, " k"]:
     """One query per pattern, y (2 phi~_i - 1): the k largest answers. Right on structured data when tolerance < gamma."""
+    require(1 <= relevant <= patterns, f"k={relevant} relevant patterns of D={patterns}: k lies in [1, D].")
     answers = [oracle.ask(_single(index)) for index in range(patterns)]
     return torch.cat(answers).topk(relevant).indices.sort().values
 
@@ -158,11 +163,18 @@ def _single(index: int) -> Query:
 def descend(oracle: Oracle, net: TruncatedNet, schedule: tuple[Phase, ...], patterns: Patterns) -> TruncatedNet:
     """Gradient descent as a client: every component of every gradient is one query, scaled into [-1, 1].
 
-    With a ``BatchOracle`` this is mini-batch SGD. Each step asks units x (D + 2) queries.
+    With a ``BatchOracle`` this is mini-batch SGD, or Adam on the outer weights where a phase says so. Each step asks
+    units x (D + 2) queries.
     """
     for phase in schedule:
-        for _ in range(phase.steps):
-            net = step(net, _asked_gradients(oracle, net, phase.noise, patterns), phase)
+        adam = Adam(net.a)
+        for number in range(phase.steps):
+            found = _asked_gradients(oracle, net, phase.noise, patterns)
+            after = step(net, found, phase)
+            if phase.outer_rate is not None:
+                rate = phase.outer_rate * (1 - number / phase.steps)
+                after = replace(after, a=net.a + adam.move(found.a, rate))
+            net = after
     return net
 
 

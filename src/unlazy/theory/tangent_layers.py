@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from unlazy.kernels.capture import Inputs, call, evaluating, rows_by_sample, samples
 from unlazy.kernels.engine import RulesBroke, TangentKernel
+from unlazy.kernels.gated import exact
 from unlazy.kernels.layers import Factors
 from unlazy.kernels.selection import select_parameters
-from unlazy.models.net import GatedNet
 from unlazy.runtime import require
 
 Rows = Float[Tensor, "rows"]
@@ -152,8 +152,7 @@ def _dense(model: nn.Module, x: Inputs, names: list[str]) -> FactoredLayer | Non
 
 
 def _explicit(model: nn.Module, x: Inputs, name: str) -> ExplicitLayer:
-    if isinstance(model, GatedNet) and not model.exact_gates():
-        model = model.hard()
+    model = exact(model)
     parameter = model.get_parameter(name)
     with evaluating(model):
         with torch.no_grad():

@@ -22,8 +22,10 @@ from unlazy.data.images import Images
 from unlazy.models.conv import GatedImageNet
 from unlazy.models.gates import SoftGate
 from unlazy.runtime import require
+from unlazy.store import Writer
 from unlazy.training.batches import DeviceImages
 from unlazy.training.fit import Progress
+from unlazy.training.state import record_look, resume, state_of
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("one-cycle", "constant")
@@ -196,19 +198,23 @@ def _same_statistics(net: nn.Module) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def make_optimiser(net: nn.Module, recipe: ImageRecipe, *, fused: bool) -> torch.optim.Optimizer:
+def make_optimiser(net: GatedImageNet, recipe: ImageRecipe, *, fused: bool) -> torch.optim.Optimizer:
     """SGD with Nesterov momentum or Adam; weights of convolutions and dense layers decay, nothing else does.
 
-    Every group carries its ``share`` of the recipe's rate: that of the gating branch is ``gate_lr``.
+    Every group carries its ``share`` of the recipe's rate: ``gate_lr`` in the gating branch, and what the network's
+    parametrisation asks for.
     """
-    groups: list[dict[str, Any]] = []
-    for gating, share in ((False, 1.0), (True, recipe.gate_lr)):
-        named = [(name.startswith("gate_layers."), p) for name, p in net.named_parameters() if p.requires_grad]
-        trained = [p for belongs, p in named if belongs == gating]
-        for weights, decay in ((True, recipe.weight_decay), (False, 0.0)):
-            some = [p for p in trained if (p.ndim > 1) == weights]
-            if some:
-                groups.append({"params": some, "weight_decay": decay, "share": share, "lr": share * recipe.lr})
+    by_share: dict[tuple[float, float], list[nn.Parameter]] = {}
+    asked = net.rate_multipliers(recipe.optimiser)
+    for name, parameter in net.named_parameters():
+        if parameter.requires_grad:
+            share = asked[name] * (recipe.gate_lr if name.startswith("gate_layers.") else 1.0)
+            decay = recipe.weight_decay if parameter.ndim > 1 else 0.0
+            by_share.setdefault((share, decay), []).append(parameter)
+    groups = [
+        {"params": some, "weight_decay": decay, "share": share, "lr": share * recipe.lr}
+        for (share, decay), some in by_share.items()
+    ]
     if recipe.optimiser == "adam":
         return torch.optim.Adam(groups, lr=recipe.lr, fused=fused)
     return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.momentum > 0)
@@ -227,6 +233,8 @@ def train_images(
     device: str = "cpu",
     teacher: nn.Module | None = None,
     graphs: bool = True,
+    writer: Writer | None = None,
+    keep_every: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Train ``net`` in place and measure it: a plain table of accuracies, seconds and memory.
@@ -234,7 +242,11 @@ def train_images(
     ``test_as_trained`` uses the gates of training, ``test_hard_gates`` the half-spaces; both count in full float32, training
     pictures in the precision of training. ``graphs=False`` launches every kernel by itself. Seconds are those of training alone,
     without looks and without the capture; peak memory is that of one plain step, parameters included.
+
+    ``writer``: the run folder in which every look is recorded; network and optimiser are kept there after every ``keep_every``
+    epochs and at the end, and a training that was interrupted goes on from the last state kept, to the same numbers.
     """
+    require(keep_every is None or keep_every >= 1, f"keep_every must be at least 1, got {keep_every!r}.")
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
     cuda = torch.device(device).type == "cuda"
     autocast = cuda and recipe.precision == "bfloat16"
@@ -251,22 +263,26 @@ def train_images(
     optimiser = make_optimiser(net, recipe, fused=cuda)
     step: _Plain | _Captured = _Plain(net, loss)
     per_epoch = len(data) // recipe.batch
-    curve: list[dict[str, Any]] = []
-    seconds, peak = 0.0, 0
+    step_done, seconds, curve = resume(writer, net, optimiser)
+    peak = 0
     with quick_convolutions():
         if cuda:
             some = data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch]
             peak = _step_bytes(net, loss, *some)
             step = (_capture(net, loss, *some) if graphs else None) or step
-        for epoch in range(recipe.epochs):
+        for epoch in range(step_done // per_epoch, recipe.epochs):
             started = now(cuda)
             total = _one_epoch(step, optimiser, data, recipe, seed, epoch)
             seconds += now(cuda) - started
-            last = epoch + 1 == recipe.epochs
-            if last or (recipe.looks_every is not None and (epoch + 1) % recipe.looks_every == 0):
-                look = {"epoch": epoch + 1, "loss": _plain(total / per_epoch)}
-                curve.append({**look, **accuracies(net, probe, held_out, autocast=autocast)})
+            looks, keeps = (_due(epoch + 1, every, recipe.epochs) for every in (recipe.looks_every, keep_every))
+            look: dict[str, Any] = {"epoch": epoch + 1, "loss": _plain(total / per_epoch)} if looks or keeps else {}
+            if looks:
+                look |= accuracies(net, probe, held_out, autocast=autocast)
+                curve.append(look)
                 net.train()
+            if writer is not None and look:
+                kept = state_of(net, optimiser) if keeps else None
+                record_look(writer, (epoch + 1) * per_epoch, look | {"seconds": seconds}, kept)
             if progress is not None:
                 progress(epoch + 1, recipe.epochs)
     best = max(curve, key=lambda look: look["test_as_trained"])
@@ -283,6 +299,11 @@ def train_images(
         "precision": "bfloat16" if autocast else "float32",
         "graphs": isinstance(step, _Captured),
     }
+
+
+def _due(epoch: int, every: int | None, last: int) -> bool:
+    """Whether something that happens after every so many epochs, and at the end, happens after this one."""
+    return epoch == last or (every is not None and epoch % every == 0)
 
 
 def _one_epoch(

@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from unlazy.kernels.capture import Inputs, check_inputs
+from unlazy.kernels.gated import Gated, refuse_stack
 from unlazy.kernels.gram import parse_memory
 from unlazy.kernels.selection import select_parameters
 from unlazy.models.gates import HardGate
-from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, Unsupported, require
 from unlazy.training.tangents import Tangents, widen
 
@@ -38,17 +38,14 @@ def linearise(model: nn.Module, *, parameters: str | Sequence[str] = "trainable"
     >>> fitted(new).detach().round(decimals=6).tolist()
     [[15.0]]
     """
-    if isinstance(model, GatedNet) and model.members is not None:
-        raise Unsupported(
-            "GatedNet", "a stack is many functions at once", "Take its networks one by one: member(stack, i)."
-        )
+    refuse_stack(model)
     names = list(select_parameters(model, parameters))
-    if isinstance(model, GatedNet) and isinstance(model.settings.gate, HardGate):
+    if isinstance(model, Gated) and isinstance(model.settings.gate, HardGate):
         gates = {name for name, _ in model.branch("gate")}
         names = [name for name in names if name not in gates]
         if not names:
             raise Unsupported(
-                "GatedNet", "hard gates are locally constant in their parameters", "Take parameters='value'."
+                type(model).__name__, "hard gates are locally constant in their parameters", "Take parameters='value'."
             )
         model = model.hard()
     return Linearised(Tangents(model, names))

@@ -62,6 +62,8 @@ def train_together(
     """
     require(recipe.optimiser == "adam" and recipe.schedule == "constant", "together means Adam at a constant rate.")
     require(not recipe.augment and recipe.distil == 0, "together means pictures as they are, and no teacher.")
+    standard = all(net.settings.parametrisation == "standard" for stack in stacks for net in stack.nets)
+    require(standard, "together means one rate for all layers: the standard parametrisation.")
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
     cuda = torch.device(device).type == "cuda"
     layout = torch.channels_last if cuda else torch.contiguous_format
@@ -255,6 +257,7 @@ def widened(net: GatedImageNet, by: int) -> GatedImageNet:
     """The same function as a network whose channels are multiples of ``by``: the further ones are zero."""
     spec = net.settings
     require(not spec.blocks and not spec.batch_norm, "only plain networks without batch-norm can be widened by zeros.")
+    require(spec.parametrisation == "standard", "multipliers of other parametrisations would change with the width.")
     wide = build_images(replace(spec, widths=tuple(-(-width // by) * by for width in spec.widths)))
     narrow = dict(net.named_parameters())
     with torch.no_grad():

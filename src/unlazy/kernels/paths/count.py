@@ -189,7 +189,7 @@ class Program:
                 f"the {shape[0]} outputs are reached by different paths; choose one of them: output=0, for example.",
             )
             return value[0], shift
-        require(0 <= self.output < shape[0], f"output must be between 0 and {shape[0] - 1}, got {self.output}.")
+        check_output(self.output, shape[0])
         return value[self.output if size > 1 else 0], shift
 
     def _note(self, index: int, value: Tensor, shift: Tensor | None) -> None:
@@ -197,6 +197,11 @@ class Program:
         lift = 0.0 if shift is None else float(shift.max())
         self.bits[index] = math.inf if self.products else (math.log2(largest) + lift if largest > 0 else 0.0)
         self.numbers = max(self.numbers, math.prod(value.shape[:-2]))
+
+
+def check_output(output: int | None, count: int) -> None:
+    """Refuse an output that the network does not have."""
+    require(output is None or 0 <= output < count, f"output must be between 0 and {count - 1}, got {output}.")
 
 
 # --- whole numbers under a power of two ----------------------------------------------------------------------

@@ -31,7 +31,6 @@ from unlazy.kernels.paths.operations import (
 )
 from unlazy.kernels.paths.units import Rule, Step, Traced, Tracer
 from unlazy.kernels.record import each_axis
-from unlazy.runtime import Unsupported
 
 
 def trace(model: nn.Module, x: Inputs, *, given: Sequence[Tensor] = (), given_biased: bool = False) -> Traced:
@@ -41,13 +40,11 @@ def trace(model: nn.Module, x: Inputs, *, given: Sequence[Tensor] = (), given_bi
     that do not depend on the input begin paths all the same (constant experts); ``given_biased``: at biases, too.
     """
     check_inputs(x)
-    scripted = next((name for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
-    if scripted is not None:
-        raise Unsupported(scripted or "the model", "compiled code cannot be followed", "Use the original module.")
-    own = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
-    tracer = Tracer(own, RULES, given, given_biased)
-    out = tracer.run(model, tracer.x)
-    return tracer.finish(model, out)
+    with torch.inference_mode(False):  # tensors of that mode do not tell whether they were changed
+        own = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
+        tracer = Tracer(own, RULES, given, given_biased)
+        out = tracer.run(model, tracer.x)
+        return tracer.finish(model, out)
 
 
 # --- weights -------------------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unlazy.kernels.capture import Inputs, check_inputs, samples
+from unlazy.kernels.paths.count import check_output
 from unlazy.kernels.paths.trace import trace
 from unlazy.kernels.record import NO_HARD_GATE, Watch, argument, between, borders, no_hard_gate
+from unlazy.models.conv import GatedImageNet
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
@@ -42,9 +44,14 @@ def active_paths(
     refuses to list more than ``limit``.
     """
     require(samples(x) == 1, f"paths are listed for one input at a time, got {samples(x)}; give x[i:i+1].")
+    if isinstance(model, GatedImageNet) and model.settings.gating != "own":
+        raise Unsupported(
+            "GatedImageNet", "listing knows only dense gated networks", "Count its paths with path_count."
+        )
     if isinstance(model, GatedNet):
         return _dense_paths(model, x, output, bias_paths, limit)
-    trace(model, x)  # refuses what has no rule
+    graph = trace(model, x).graph  # refuses what has no rule
+    check_output(output, graph.nodes[-1].shape[0])
     walker = walk(model, x, bias_paths=bias_paths, limit=limit)
     found = walker.arrived[output]
     return [tuple(walker.units[label] for label in path if label in walker.units) for path in found]
@@ -69,6 +76,7 @@ def _dense_paths(model: GatedNet, x: Tensor, output: int, bias_paths: bool, limi
         gates = model.gates(x).hard()
     if any(layer.ndim != 2 for layer in gates):
         raise Unsupported("GatedNet", "listing knows only dense gated networks", "Count its paths with path_count.")
+    check_output(output, model.settings.outputs)
     layers = [layer[0].nonzero()[:, 0].tolist() for layer in gates]
     units = [[(f"layer {i + 1}", (unit,)) for unit in layer] for i, layer in enumerate(layers)]
     units.append([("output", (output,))])

@@ -132,6 +132,7 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
         part("lemma4_outer", "largest outer weight, in units of 32k", "<", 1 + 1e-12),
         part("lemma4_bias_low", "1/(32k) over the least bias", "<", 1 + 1e-12),
         part("lemma4_bias_high", "largest bias, in units of 1/2", "<", 1 + 1e-12),
+        part("lemma4_inside", "largest pre-activation of a neuron", "<", 1 + 1e-12),
     ]
     start = [
         part("start_output", "largest output at step 0", "<", 1e-300),

@@ -41,7 +41,7 @@ class Settings(Size):
     validation: int = 2_000
     steps: int = 2_008  # the paper's T = m^(4/3)
     batch: int = 250
-    blind_seeds: int = 5
+    blind_seeds: int = 10
     followed: int = 1
     outer_rate: float = 0.1
     linear_rate: float = 0.01
@@ -109,7 +109,7 @@ SCALES = {
         bound_network_seeds=1,
         bound_steps=800,
     ),
-    "paper": Settings(seeds=10),
+    "paper": Settings(seeds=10, followed=5),
 }
 
 

@@ -16,7 +16,7 @@ from unlazy.runtime import require, stream
 from unlazy.studies.emergence.common import STRUCTURED_GAMMA, accuracy
 from unlazy.theory.truncated_limit import truncated_kernel_limit
 
-RIDGES = (0.1, 1.0, 10.0, 100.0, 1000.0)
+RIDGES = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 """Ridges tried, in units of the mean eigenvalue of the kernel."""
 
 Matrix = Float[Tensor, "n m"]

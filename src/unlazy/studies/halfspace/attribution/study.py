@@ -145,9 +145,10 @@ def claims(results: Mapping[str, Any]) -> list[Row]:
                     controls.append(summary(f"{name}: {words}", numbers(entry, f"{quantity}_{moment}")))
     why = (
         "Up to the plateau the gates account for a little more than half of the change in DLGNs, more without biases or with a "
-        "large start; by the end the weights on the paths account for as much or more, and in ReLU nets with a small start they "
-        "do throughout. With biases and a small start most of the change needs both: the first kernel is little more than the "
-        "constant that a readout bias adds, and neither gates nor weights alone lift the rest above it."
+        "large start; by the end the weights on the paths mostly account for as much or more (not in the author's DLGNs with a "
+        "large start), and in ReLU nets with a small start they do throughout. With biases and a small start most of the change"
+        " needs both: the first kernel is little more than the constant that a readout bias adds, and neither gates nor weights"
+        " alone lift the rest above it."
     )
     return [judged_row(results, "C28", parts, why=why, controls=controls, figure="shares")]
 

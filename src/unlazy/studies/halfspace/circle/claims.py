@@ -99,9 +99,9 @@ def _c7(table: Table) -> Row:
     controls += _controls(table, ("pwc-hard",), "loss_end", "", "loss at the end")
     controls += _controls(table, ("pwc", "dlgn"), "loss_hard_gates_end", "", "loss at the end, gates made hard")
     why = (
-        "With soft gates DLGNs get there in a third of the paper's time or less, the steeper the gate the faster; some ReLU "
-        "nets stall on a plateau, and so do DLGNs with beta 4 on the pilot's harder target. Truly hard gates mostly stay above "
-        "0.01: see the least loss their cells allow, and the loss of soft-trained nets when their gates are made hard."
+        "With soft gates the judged DLGNs get there in a third of the paper's 200 epochs, the steeper the gate the sooner; some "
+        "ReLU nets stall on a plateau, and so do DLGNs with beta 4 on the pilot's harder target. Truly hard gates end near 0.01 "
+        "or above: see the least loss their cells allow, and the loss of soft-trained nets when their gates are made hard."
     )
     return judged_row(table.results, "C7", parts, why=why, controls=controls, figure="fig02_loss")
 

@@ -85,8 +85,8 @@ def to_markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"All {len(rows)} means lie within {max(row['deviations'] for row in rows):.1f} of the prototype's standard deviations. "
         f"By the stricter standard error of the difference, {len(far)} of them differ by more than two, {large} of those at "
-        "the large start, where ours has less preference for the easy half and a wider spread (how the prototype drew its large "
-        "start is not recorded).",
+        "the large start, where ours has less preference for the easy half and a wider spread (the sizes of both "
+        "starts are the same; from which distribution the prototype drew is not recorded).",
         "",
         "| quantity (pilot preset) | prototype | ours | deviations | standard errors |",
         "|---|---|---|---|---|",

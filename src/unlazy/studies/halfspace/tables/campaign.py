@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,22 @@ from unlazy.models.conv import GatedImageNet, ImageSpec, build_images
 from unlazy.models.gates import HardGate
 from unlazy.models.resnet import resnet34_spec, resnet110_spec
 from unlazy.runtime import InputError, require, short_hash
-from unlazy.store import write_file
+from unlazy.store import Writer, write_file
 from unlazy.studies.halfspace.tables.settings import SCALES
-from unlazy.studies.halfspace.tables.train import Pictures, claimed, load, load_weights, locked, made_by_on
+from unlazy.studies.halfspace.tables.train import (
+    KEEP_EVERY,
+    Pictures,
+    Tell,
+    claimed,
+    load,
+    load_weights,
+    locked,
+    made_by_on,
+    tenths,
+    writer_of,
+)
 from unlazy.training.batches import DeviceImages
+from unlazy.training.fit import Progress
 from unlazy.training.images import ImageRecipe, accuracy, train_images
 
 SMALL, DEEP, LONG_SMALL, LONG_DEEP = "small", "resnet-110", 8, 6
@@ -128,8 +141,16 @@ def best(gates: Mapping[str, Any], epochs: int) -> list[Try]:
 # --- running -------------------------------------------------------------------------------------
 
 
-def run_try(one: Try, pictures: Pictures, device: str, weights: Path | None = None, seed: int = 0) -> dict[str, Any]:
-    """Train and measure one try."""
+def run_try(
+    one: Try,
+    pictures: Pictures,
+    device: str,
+    weights: Path | None = None,
+    runs: Path | None = None,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Train and measure one try; ``runs``: where its run folder lies, from which a killed call goes on."""
     train, test = pictures.get(one.data)
     made_by = made_by_on(device, pictures, one.data)
     if one.stage == "explore":
@@ -143,7 +164,18 @@ def run_try(one: Try, pictures: Pictures, device: str, weights: Path | None = No
             if name.endswith("bias"):
                 parameter.requires_grad_(False)  # batch-norm starts at zero
     teacher = None if one.teacher is None else teacher_of(one, channels, train, test, device, weights)
-    found = train_images(net, train, test, one.recipe, seed=seed, device=device, teacher=teacher)
+    with recorded(one, runs, seed, len(train), made_by) as writer:
+        found = train_images(
+            *(net, train, test, one.recipe),
+            seed=seed,
+            device=device,
+            teacher=teacher,
+            writer=writer,
+            keep_every=KEEP_EVERY,
+            progress=progress,
+        )
+        if writer is not None:
+            writer.finish()
     held_out = DeviceImages.put(test, device, standardise=one.recipe.standardise)
     found["test_mirrored"] = accuracy(net.hard(), held_out, mirrored=True)
     found["mirrored"] = "mean of the outputs on a picture and on its mirror image, hard gates"
@@ -165,6 +197,26 @@ def run_try(one: Try, pictures: Pictures, device: str, weights: Path | None = No
         "seconds_in_all": took,
         "provenance": made_by,
     }
+
+
+def recorded(
+    one: Try, runs: Path | None, seed: int, images: int, made_by: Mapping[str, Any]
+) -> AbstractContextManager[Writer | None]:
+    """The writer of a try's run folder; none where nobody asked for one, or where it is finished."""
+    if runs is None:
+        return nullcontext()
+    recipe = {"try": one.key, "device": made_by["device"], "seed": seed, "training": one.recipe.to_dict()}
+    header = {
+        "kind": "train",
+        "study": "campaign",
+        "scale": "paper",
+        "recipe": recipe,
+        "members": [{"seed": seed}],
+        "model": one.spec.to_dict(),
+        "data": {"name": one.data, "images": images, "per_epoch": images // one.recipe.batch},
+        "provenance": made_by,
+    }
+    return writer_of(runs / f"{one.data}-{one.layout}-{short_hash(recipe)}", header)
 
 
 def teacher_of(
@@ -195,7 +247,14 @@ def chosen_gates(tries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run(
-    tries: Sequence[Try], path: Path, pictures: Pictures, device: str, weights: Path | None, tell: Any
+    tries: Sequence[Try],
+    path: Path,
+    pictures: Pictures,
+    device: str,
+    weights: Path | None,
+    tell: Tell,
+    runs: Path | None = None,
+    follow: Tell = lambda _: None,
 ) -> list[dict[str, Any]]:
     """Every try that is not in the file yet, in order; several processes may share the file."""
     for one in tries:
@@ -203,7 +262,8 @@ def run(
             if not mine or one.key in {done["key"] for done in _done(path)}:
                 continue
             try:
-                result = run_try(one, pictures, device, weights)
+                progress = tenths(follow, f"{one.data} {one.layout} {one.name}")
+                result = run_try(one, pictures, device, weights, runs, progress)
             except (RuntimeError, InputError) as error:
                 tell(f"failed {one.data} {one.layout} {one.name}: {error}")
                 continue
@@ -234,6 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--weights", type=Path, default=None)
+    parser.add_argument(
+        "--runs", type=Path, default=None, help="folder of run folders, from which a killed call goes on"
+    )
     parser.add_argument("--gates", type=Path, default=None, help="write (explore) or read (best) the chosen gates here")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--only", default="", help="words that 'data layout name' must contain, by commas")
@@ -247,11 +310,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tries = explore() if chosen.stage == "explore" else best(gates, chosen.epochs)
     words = [word for word in chosen.only.split(",") if word]
     tries = [one for one in tries if all(word in f"{one.data} {one.layout} {one.name}" for word in words)]
-    done = run(tries, chosen.out, Pictures(SCALES["paper", 2], chosen.data), chosen.device, chosen.weights, tell)
+    pictures = Pictures(SCALES["paper", 2], chosen.data)
+    done = run(tries, chosen.out, pictures, chosen.device, chosen.weights, tell, chosen.runs, follow=tell)
     if chosen.stage == "explore" and chosen.gates is not None:
         found = chosen_gates(done)
         write_file(chosen.gates, json.dumps(found).encode())
         tell(f"chosen: {found}")
+    missing = [one.name for one in tries if one.key not in {kept["key"] for kept in done}]
+    if missing:
+        raise SystemExit(f"not kept: {', '.join(missing)}.")
 
 
 if __name__ == "__main__":

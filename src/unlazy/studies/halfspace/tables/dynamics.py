@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from unlazy.data.images import Images, load_images
 from unlazy.kernels.compare import centered_alignment, kernel_distance, kernel_velocity
+from unlazy.kernels.overlap import overlap_kernel
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.conv import GatedImageNet, build_images
 from unlazy.runtime import require, threads
@@ -33,7 +32,6 @@ from unlazy.store import Run, write_file
 
 KERNELS = ("overlap", "tangent")
 PER_CLASS = 50
-ROWS = 20  # of a kernel at once
 Kernels = dict[str, NDArray[Any]]
 
 
@@ -72,39 +70,9 @@ def network_of(job: Job) -> GatedImageNet:
     return net.eval()
 
 
-def path_overlap(net: GatedImageNet, x: Tensor) -> Float[Tensor, "n n"]:
-    """Common active paths of a plain convolutional network, whoever makes its gates.
-
-    S_1(p) = O_1(p) and S_l(p) = O_l(p) times the sum of S_(l-1) over the window of p, with O_l(p) the number of channels open at
-    position p on both images; then the sum over positions, times the units of the linear layer, all of which are open.
-    """
-    spec = net.settings
-    require(not spec.blocks and not spec.gated_dense, "this recursion is for plain convolutional networks.")
-    with torch.no_grad():
-        gates = [gate.flatten(2).permute(2, 0, 1).float() for gate in net.gates(x).hard()]  # [positions, n, channels]
-    n, size = len(x), x.shape[2:]
-    rows = []
-    for some in torch.arange(n).split(ROWS):
-        paths: Tensor | None = None
-        for gate in gates:
-            common = (gate[:, some] @ gate.mT).double()  # [positions, some, n]
-            if paths is not None:
-                pictures = paths.permute(1, 2, 0).reshape(-1, 1, *size)
-                before = F.avg_pool2d(pictures, 3, stride=1, padding=1, divisor_override=1)
-                common = common * before.reshape(len(some), n, -1).permute(2, 0, 1)
-            paths = common
-        assert paths is not None
-        rows.append(paths.sum(0))
-    return torch.cat(rows) * (spec.dense or 1)
-
-
 def kernels_of(net: GatedImageNet, x: Tensor) -> Kernels:
     """Common active paths and the trace of the tangent kernel."""
-    exact = net if net.exact_gates() else net.hard()
-    return {
-        "overlap": path_overlap(net, x).numpy(),
-        "tangent": tangent_kernel(exact, x).detach().float().numpy(),
-    }
+    return {"overlap": overlap_kernel(net, x).numpy(), "tangent": tangent_kernel(net, x).float().numpy()}
 
 
 def do(job: Job, images: Images) -> Job:

@@ -28,6 +28,7 @@ PAPER = {  # test accuracy in percent by (data, layout, model); the paper's gate
     ("cifar-100", "resnet-110", "relu"): 73.0,
     ("cifar-100", "resnet-110", "dlgn"): 67.0,
 }
+EPOCHS = (0, 1, 3, 10, 30, 100, 300)  # named on the axis of kernels along training
 BARS = (
     ("train_as_trained", "train", "grey"),
     ("test_as_trained", "test, as trained", "blue"),
@@ -63,7 +64,11 @@ def kernels(dynamics: Mapping[str, Any]) -> Figure:
                 epochs = net["epochs"][-len(values) :]
                 colour = plots.COLOURS[colours[net["model"]]]
                 axis.plot(epochs, values, "o-", markersize=2.5, color=colour, label=MODELS[net["model"]])
-            axis.set(title=title, xscale="symlog", xlabel="epoch" if kind == "tangent" else "")
+            last = max(net["epochs"][-1] for net in dynamics["networks"])
+            axis.set(title=title, xscale="symlog", xlabel="epoch" if kind == "tangent" else "", xlim=(0, 1.1 * last))
+            shown = [epoch for epoch in EPOCHS if epoch <= last]
+            axis.set_xticks(shown, [str(epoch) for epoch in shown])
+            axis.minorticks_off()
         line[0].set_ylabel(said)
     handles = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
@@ -114,7 +119,7 @@ def _key() -> list[Any]:
 
 
 def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str]) -> None:
-    """Bars are medians over seeds, each seed a dot; their numbers stand at their feet, the paper's under the names."""
+    """Bars are medians over seeds, each seed a dot; their numbers stand at their feet, epochs and the paper's under the names."""
     for shift, (name, _, colour) in zip((-0.27, 0.0, 0.27), BARS, strict=True):
         for place, model in enumerate(models):
             if name == "test_hard_gates" and model not in ("dlgn", "pwc"):
@@ -133,7 +138,9 @@ def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str
     names = []
     for place, model in enumerate(models):
         theirs = PAPER.get((data, layout, model))
-        names.append(_wrapped(MODELS[model]) + ("" if theirs is None else f"\n(paper: {theirs:g})"))
+        epochs = table.together([model], "epochs", data=data, layout=layout)[0, 0]
+        long = f"\n{int(epochs)} epochs" if epochs > 0 else ""
+        names.append(_wrapped(MODELS[model]) + long + ("" if theirs is None else f"\n(paper: {theirs:g})"))
         if theirs is not None:
             axis.plot(place, theirs, "D", color=plots.COLOURS["red"], markersize=6, markeredgecolor="white")
     axis.set_xticks(range(len(models)), names, fontsize=7)

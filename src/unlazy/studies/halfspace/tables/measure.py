@@ -14,11 +14,10 @@ from unlazy.kernels.tangent import tangent_features, tangent_kernel
 from unlazy.models.conv import GatedImageNet
 from unlazy.models.folding import half_space_normals
 from unlazy.runtime import InputError, require
+from unlazy.studies.halfspace.tables.settings import HELD_OUT, RIDGES
 from unlazy.training.batches import DeviceImages
 from unlazy.training.images import exact_float32, now
 
-RIDGES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)  # relative to the mean diagonal
-HELD_OUT = 0.1  # of the training images, to choose the ridge
 AT_ONCE = 500
 
 
@@ -46,6 +45,7 @@ def tangent_model(net: GatedImageNet, train: Images, test: Images, device: str) 
             "test_as_trained": linear_accuracies(net, held_out, range(len(held_out)), theta[:, None])[0],
             "train_as_trained": linear_accuracies(net, data, range(min(10_000, len(data))), theta[:, None])[0],
             "ridge": ridge,
+            "ridge_at_its_least": ridge == min(RIDGES),
             "held_out_by_ridge": {f"{one:g}": score for one, score in by_ridge.items()},
             "parameters": len(theta),
         }
@@ -76,6 +76,7 @@ def trace_model(net: GatedImageNet, train: Images, test: Images, device: str) ->
             "test_as_trained": _right(cross.double() @ weights, held_out.labels),
             "train_as_trained": _right(kernel[few].double() @ weights, data.labels[few]),
             "ridge": ridge,
+            "ridge_at_its_least": ridge == min(RIDGES),
             "held_out_by_ridge": {f"{one:g}": score for one, score in by_ridge.items()},
             "parameters": n * y.shape[1],
         }

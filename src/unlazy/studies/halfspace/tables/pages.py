@@ -16,7 +16,7 @@ LAYOUTS = ("resnet-34", "resnet-110")
 TARGETS = (  # what this project set out to reach with hard gates, in percent: where, by which network, how much
     ("cifar-10", "resnet-34", 88.0),
     ("cifar-100", "resnet-34", 62.0),
-    ("cifar-10", "wide", 91.0),
+    ("cifar-10", "wide", 91.0),  # to be passed, not only reached
     ("cifar-100", "wide", 67.0),
 )
 GAP_TARGET = 6.0  # points between a ResNet-110 and its ReLU twin
@@ -33,8 +33,11 @@ of the same layout, recipe, epochs and seed.
 ```sh
 unlazy reproduce table1 --scale smoke      # seconds, on digits: does it run?
 unlazy reproduce table2 --scale paper      # judges and draws the measured cells of results/table2
-python -m unlazy.studies.halfspace.tables.study --table 2 --device cuda --data DATA --results RESULTS --seconds 600
+python -m unlazy.studies.halfspace.tables.study --table 2 --device cuda --data DATA --results RESULTS --runs RUNS
 ```
+
+The last command trains the cells that RESULTS does not have yet; killed, it goes on from the states in RUNS (every ten epochs).
+`--only cifar-10,resnet-34,relu|dlgn-hard` chooses cells, `--seconds 600` starts none that would end later.
 """
 
 
@@ -51,6 +54,12 @@ pictures. *Mirrored*: mean of the outputs on a picture and on its mirror image.
 TRIES = """One seed each, several networks at a time on one GPU, so seconds are upper bounds. *Small* is a ResNet-18 of half the
 width. Differences of half a point are noise at one seed. Table 2's hard gates follow the best of the small ones.
 
+"""
+
+KERNELS = """Kernels of {images} fixed training images before and after training: centred alignment with the labels, distance
+(1 - cosine) from the first one, active paths (mean of log10 over images) and the largest difference of that mean between two
+classes. Overlaps count paths through hard gates; the tangent kernel is that of the function as trained (with hard gates: over
+the value parameters).
 """
 
 MISSED = """
@@ -70,6 +79,7 @@ def page(first: Mapping[str, Any], second: Mapping[str, Any], tries: Sequence[Ma
         "![Table 1: measured beside published](../results/table1/paper/table1_accuracies.png)\n",
         "### What gating costs\n",
         costs(Table(first)),
+        *kernels_section(first.get("dynamics")),
         "## Table 2: residual networks\n",
         _verdicts(second),
         second_table(Table(second)),
@@ -115,7 +125,7 @@ def first_table(table: Table) -> str:
         rows.append(
             [
                 said,
-                "" if linear else table.length([model]),
+                ridge_of(table, model) if linear else f"{table.length([model])}, rate {rate_of(table, model):g}",
                 spread(table.percent([model], "train_as_trained")[0]),
                 spread(tests),
                 "" if linear else spread(table.percent([model], "test_hard_gates")[0]),
@@ -126,33 +136,93 @@ def first_table(table: Table) -> str:
     return lines(["network", "run", "train %", "test % as trained", "hard gates", "gap", "paper's test %"], rows)
 
 
+def ridge_of(table: Table, model: str) -> str:
+    """The ridges that linear models chose on held-out images, and whether they would have liked a smaller one."""
+    chosen = sorted({cell["ridge"] for cell in table.cells("cifar-10", "conv", model).values() if "ridge" in cell})
+    said = f"ridge {', '.join(f'{ridge:g}' for ridge in chosen)}" if chosen else ""
+    return said if table.best_ridge(model) else f"{said}, the least that was tried"
+
+
+def rate_of(table: Table, model: str) -> float:
+    """Adam's rate in the longest training of a network of Table 1; cells that do not say it had that of the settings."""
+    longest = max(table.cells("cifar-10", "conv", model).items(), key=lambda item: item[0][0])[1]
+    return float(longest.get("training", table.results["settings"])["lr"])
+
+
 def second_table(table: Table) -> str:
-    """Every cell of Table 2 that was run, by recipe."""
+    """Every cell of Table 2 that was run, by recipe and length of training: each beside the ReLU network of its own length."""
     rows = []
     for recipe in ("main", "plain"):
         for data in DATA:
             for layout in LAYOUTS:
-                for model, said in MODELS.items():
-                    place = {"data": data, "layout": layout, "recipe": recipe}
-                    relu, own = table.percent(["relu", model], **place)
-                    if np.isnan(own).all():
-                        continue
-                    both = ["relu", model]
-                    theirs = PAPER.get((data, layout, model))
-                    rows.append(
-                        [
-                            f"{data}, {layout}" + ("" if recipe == "main" else ", no augmentation"),
-                            said,
-                            table.length(both, **place),
-                            spread(table.percent(both, "train_as_trained", **place)[1]),
-                            spread(own),
-                            spread(table.percent(both, "test_hard_gates", **place)[1]),
-                            "" if model == "relu" else spread(relu - own),
-                            "" if theirs is None else f"{theirs:g}",
-                        ]
-                    )
+                place = {"data": data, "layout": layout, "recipe": recipe}
+                where = f"{data}, {layout}" + ("" if recipe == "main" else ", no augmentation")
+                for epochs in lengths(table, **place):
+                    at_length = table.of_length(epochs)
+                    for model, said in MODELS.items():
+                        own = at_length.percent([model], **place)[0]
+                        if np.isfinite(own).any():
+                            theirs = PAPER.get((data, layout, model))
+                            paper = "" if theirs is None else f"{theirs:g}"
+                            rows.append([where, *_row_of(at_length, model, said, place), paper])
     header = ["where", "network", "run", "train %", "test % as trained", "hard gates", "gap", "paper's test %"]
     return lines(header, rows)
+
+
+def lengths(table: Table, **place: str) -> list[int]:
+    """Epochs of the gated networks in one place; where there are none, of the ReLU network trained longest."""
+    relu = {epochs for epochs, _ in table.cells(model="relu", **place)}
+    gated = {epochs for model in MODELS if model != "relu" for epochs, _ in table.cells(model=model, **place)}
+    return sorted(gated or {max(relu, default=0)})
+
+
+def _row_of(table: Table, model: str, said: str, place: Mapping[str, str]) -> list[str]:
+    """Numbers of one network, and how far it is from the ReLU network of the same seeds."""
+    relu, own = table.percent(["relu", model], **place)
+    return [
+        said,
+        table.length([model], **place),
+        spread(table.percent([model], "train_as_trained", **place)[0]),
+        spread(table.percent([model], **place)[0]),
+        spread(table.percent([model], "test_hard_gates", **place)[0]),
+        "" if model == "relu" else spread(relu - own),
+    ]
+
+
+def kernels_section(dynamics: Mapping[str, Any] | None) -> list[str]:
+    """How the kernels of fixed images moved in training; nothing where they were not measured."""
+    if not dynamics:
+        return []
+    rows = []
+    for model, said in MODELS.items():
+        own = [net for net in dynamics["networks"] if net["model"] == model]
+        if not own:
+            continue
+        paths = [np.mean(net["log10_paths_by_class"], 1)[[0, -1]] for net in own]
+        classes = [np.ptp(net["log10_paths_by_class"][-1]) for net in own]
+        at_ends = {
+            name: [spread([_number(net[name][end]) for net in own], 2).replace("not run", "none") for end in (0, -1)]
+            for name in ("overlap_alignment", "tangent_alignment", "overlap_distance", "tangent_distance")
+        }
+        rows.append(
+            [
+                said,
+                f"{len(own)}",
+                f"{own[0]['epochs'][-1]:g}",
+                *(" -> ".join(at_ends[name]) for name in ("overlap_alignment", "tangent_alignment")),
+                *(at_ends[name][-1] for name in ("overlap_distance", "tangent_distance")),
+                f"{spread([path[0] for path in paths])} -> {spread([path[1] for path in paths])}",
+                spread(classes, 2),
+            ]
+        )
+    header = ["network", "seeds", "epochs", "overlap alignment", "tangent alignment", "overlap moved", "tangent moved"]
+    table = lines([*header, "log10 active paths", "spread over classes"], rows)
+    figure = "![Kernels of fixed images along training](../results/table1/paper/table1_kernels.png)\n"
+    return ["### How the kernels move\n", KERNELS.format(images=dynamics["images"]), table, figure]
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else value
 
 
 def costs(table: Table) -> str:
@@ -215,12 +285,13 @@ def targets(table: Table, tries: Sequence[Mapping[str, Any]]) -> str:
         else:
             place = {"data": data, "layout": layout}
             found = [
-                float(np.nanmax(values))
+                float(np.nanmean(values))
                 for model in ("dlgn-hard", "pwc-hard")
                 if np.isfinite(values := table.percent([model], **place)[0]).any()
             ]
         best = max(found, default=float("nan"))
-        rows.append([f"{data}, {layout}: at least {wanted:g} %", spread([best]), _reached(best >= wanted, best)])
+        aim, reached = ("past", best > wanted) if layout == "wide" else ("at least", best >= wanted)
+        rows.append([f"{data}, {layout}: {aim} {wanted:g} %", spread([best]), _reached(reached, best)])
     for data in DATA:
         relu, hard = table.percent(["relu", "dlgn-hard"], data=data, layout="resnet-110")
         gap = float((relu - hard).mean())
@@ -231,7 +302,8 @@ def targets(table: Table, tries: Sequence[Mapping[str, Any]]) -> str:
                 _reached(gap <= GAP_TARGET, gap),
             ]
         )
-    return lines(["aim, hard gates", "measured", ""], rows) + MISSED
+    missed = any(row[-1] == "missed" for row in rows)
+    return lines(["aim, hard gates", "measured", ""], rows) + (MISSED if missed else "")
 
 
 def _reached(reached: bool, value: float) -> str:

@@ -38,6 +38,8 @@ MODELS = {
 LINEAR_MODELS = ("tangent", "trace")
 LAYOUTS = ("conv", "resnet-34", "resnet-110")
 RECIPES = ("main", "plain", "cost")
+RIDGES = tuple(10.0**-power for power in range(13, 2, -1))  # of linear models, relative to the mean diagonal
+HELD_OUT = 0.1  # of the training images, to choose the ridge
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,8 @@ class Cell:
         """Hash of everything that decides the result but the machine."""
         sizes = [self.settings.images, self.settings.test_images]
         spec = self.spec(channels, classes).to_dict()
-        return short_hash([self.describe(), spec, self.training().to_dict(), sizes])
+        how = {"ridges": list(RIDGES)} if self.model in LINEAR_MODELS else self.training().to_dict()
+        return short_hash([self.describe(), spec, how, sizes])
 
     def spec(self, channels: int, classes: int) -> ImageSpec:
         """The network; linear models stand on the untrained ReLU network."""

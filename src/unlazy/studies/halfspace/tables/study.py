@@ -5,8 +5,9 @@ The cells of the paper's size want a GPU, judging and drawing do not. Where they
     python -m unlazy.studies.halfspace.tables.study --table 2 --device cuda --data DATA --results RESULTS --seconds 600
 
 on the first as often as you like (it needs neither matplotlib nor the command line's packages, and skips the cells that
-``RESULTS/table2/paper-measured.json`` already has), and bring that file to the results folder of the second:
-``reproduce("paper", ...)`` judges what is there. Cells that have not been run leave their claims open.
+``RESULTS/table2/paper-measured.json`` already has; with ``--runs`` a killed training goes on from its last state), and bring
+that file to the results folder of the second: ``reproduce("paper", ...)`` judges what is there. Cells that have not been run
+leave their claims open.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from unlazy.studies.halfspace.tables.claims import claims
 from unlazy.studies.halfspace.tables.dynamics import do_all, dynamics_of, fixed_images, load_dynamics
 from unlazy.studies.halfspace.tables.figures import draw, normals
 from unlazy.studies.halfspace.tables.settings import SCALES, Settings, available
-from unlazy.studies.halfspace.tables.train import load, run
+from unlazy.studies.halfspace.tables.train import load, not_kept, run
 from unlazy.studies.registry import check_scale
 from unlazy.studies.results import Progress, common_provenance, conclude, table_of
 
@@ -115,7 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--runs", type=Path, default=None, help="folder of run folders of networks trained together")
+    parser.add_argument(
+        "--runs", type=Path, default=None, help="folder of run folders, from which a killed call goes on"
+    )
     parser.add_argument("--weights", type=Path, default=None, help="keep trained networks here")
     parser.add_argument("--gates", type=Path, default=None, help="file with hard_beta, even_gates and gate_lr to use")
     parser.add_argument("--seconds", type=float, default=None, help="start no cell that would end later than this")
@@ -142,8 +145,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         only=chosen.only,
         graphs=not chosen.no_graphs,
         tell=_tell,
+        follow=_tell,
     )
     _tell(f"{len(cells)} cells kept in {path}")
+    missing = not_kept(settings, cells, chosen.only, chosen.data)
+    if missing and chosen.seconds is None:
+        raise SystemExit(f"not kept: {', '.join(missing)}.")
 
 
 def _tell(line: str) -> None:

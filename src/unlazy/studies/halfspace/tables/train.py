@@ -9,7 +9,7 @@ import fcntl
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,18 @@ import safetensors.torch
 import torch
 
 from unlazy.data.images import Images, load_images
-from unlazy.models.conv import GatedImageNet, build_images
+from unlazy.models.conv import GatedImageNet, ImageSpec, build_images
 from unlazy.runtime import InputError, provenance, require, short_hash
-from unlazy.store import Writer, write_file
+from unlazy.store import Run, Writer, write_file
 from unlazy.studies.halfspace.tables.measure import images_per_second, tangent_model, trace_model
 from unlazy.studies.halfspace.tables.settings import Cell, Settings, cells, planned_seconds
-from unlazy.training.images import train_images
+from unlazy.training.fit import Progress
+from unlazy.training.images import ImageRecipe, train_images
 from unlazy.training.together import Stack, train_together
 
 Result = dict[str, Any]
 Tell = Callable[[str], None]
+KEEP_EVERY = 10  # epochs between states of a residual network from which an interrupted training goes on
 
 
 class Pictures:
@@ -51,19 +53,44 @@ def cell_key(cell: Cell, pictures: Pictures) -> str:
 
 
 def run_cell(
-    cell: Cell, pictures: Pictures, device: str, *, graphs: bool = True, weights: Path | None = None
+    cell: Cell,
+    pictures: Pictures,
+    device: str,
+    *,
+    graphs: bool = True,
+    weights: Path | None = None,
+    runs: Path | None = None,
+    scale: str = "paper",
+    progress: Progress | None = None,
 ) -> Result:
-    """Train and measure one cell; ``weights``: keep the trained network in this folder."""
+    """Train and measure one cell.
+
+    ``weights``: keep the trained network in this folder. ``runs``: record the training in a run folder in this one, from which a
+    killed call goes on.
+    """
     train, test = pictures.get(cell.data)
     made_by = made_by_on(device, pictures, cell.data)
     started = time.perf_counter()
-    net = build_images(cell.spec(int(train.pixels.shape[1]), len(train.classes)), seed=cell.seed)
+    spec = cell.spec(int(train.pixels.shape[1]), len(train.classes))
+    net = build_images(spec, seed=cell.seed)
     if cell.model == "tangent":
         found = tangent_model(net, train, test, device)
     elif cell.model == "trace":
         found = trace_model(net, train, test, device)
     else:
-        found = train_images(net, train, test, cell.training(), seed=cell.seed, device=device, graphs=graphs)
+        with recorded(cell, spec, len(train), runs, scale, device, made_by) as writer:
+            found = train_images(
+                *(net, train, test, cell.training()),
+                seed=cell.seed,
+                device=device,
+                graphs=graphs,
+                writer=writer,
+                keep_every=KEEP_EVERY,
+                progress=progress,
+            )
+            if writer is not None:
+                writer.finish()
+        found["training"] = cell.training().to_dict()
         if cell.recipe == "cost":
             found["images_per_second"] = round(images_per_second(net, test, device), 1)
         if weights is not None:
@@ -76,9 +103,67 @@ def run_cell(
         "key": cell_key(cell, pictures),
         **cell.describe(),
         **found,
+        "spec": spec.to_dict(),
         "seconds_in_all": took,
         "provenance": made_by,
     }
+
+
+def recorded(
+    cell: Cell,
+    spec: ImageSpec,
+    images: int,
+    runs: Path | None,
+    scale: str,
+    device: str,
+    made_by: Mapping[str, Any],
+) -> AbstractContextManager[Writer | None]:
+    """The writer of a cell's run folder; none where nobody asked for one, and none where time is what is measured."""
+    if runs is None or cell.recipe == "cost":
+        return nullcontext()
+    about, header = described([cell], spec, cell.training(), images, scale, device, made_by)
+    folder = runs / f"{cell.data}-{cell.layout}-{cell.model}-{short_hash(about)}"
+    return writer_of(folder, header)
+
+
+def writer_of(folder: Path, header: Mapping[str, Any]) -> AbstractContextManager[Writer | None]:
+    """The writer of a run folder; none where its run is finished: somebody threw the result away, so it is measured again."""
+    if (folder / "run.json").exists() and Run(folder).status()["state"] == "finished":
+        return nullcontext()
+    return Writer(folder, header)
+
+
+def described(
+    own: Sequence[Cell],
+    spec: ImageSpec,
+    recipe: ImageRecipe,
+    images: int,
+    scale: str,
+    device: str,
+    made_by: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What identifies the run of cells that differ in their seeds alone, and the header of its folder."""
+    settings = own[0].settings
+    about = {
+        "model_name": own[0].model,
+        "model": spec.to_dict(),
+        "training": recipe.to_dict(),
+        "seeds": [cell.seed for cell in own],
+        "device": device,
+        "data": made_by["data_sha256"],
+        "looks": list(settings.looks),
+    }
+    header = {
+        "kind": "train",
+        "study": settings.study,
+        "scale": scale,
+        "recipe": about,
+        "members": [{"seed": cell.seed} for cell in own],
+        "model": about["model"],
+        "data": {"name": own[0].data, "images": images, "per_epoch": images // recipe.batch},
+        "provenance": made_by,
+    }
+    return about, header
 
 
 def made_by_on(device: str, pictures: Pictures, data: str) -> dict[str, Any]:
@@ -120,25 +205,8 @@ def run_stacks(
         stacks = []
         for model in dict.fromkeys(cell.model for cell in wanted):
             own = [cell for cell in wanted if cell.model == model]
-            about = {
-                "model_name": model,
-                "model": own[0].spec(channels, classes).to_dict(),
-                "training": recipe.to_dict(),
-                "seeds": [cell.seed for cell in own],
-                "device": device,
-                "data": made_by["data_sha256"],
-                "looks": list(settings.looks),
-            }
-            header = {
-                "kind": "train",
-                "study": settings.study,
-                "scale": scale,
-                "recipe": about,
-                "members": [{"seed": cell.seed} for cell in own],
-                "model": about["model"],
-                "data": {"name": own[0].data, "images": len(train), "per_epoch": len(train) // recipe.batch},
-                "provenance": made_by,
-            }
+            spec = own[0].spec(channels, classes)
+            about, header = described(own, spec, recipe, len(train), scale, device, made_by)
             writer = open_runs.enter_context(Writer(runs / f"{model}-{short_hash(about)}", header))
             nets = [build_images(cell.spec(channels, classes), seed=cell.seed) for cell in own]
             stacks.append(Stack(model, nets, [cell.seed for cell in own], writer))
@@ -152,6 +220,8 @@ def run_stacks(
             "key": cell_key(cell, pictures),
             **cell.describe(),
             **found[cell.model][[one.seed for one in wanted if one.model == cell.model].index(cell.seed)],
+            "spec": cell.spec(channels, classes).to_dict(),
+            "training": recipe.to_dict(),
             "seconds_in_all": took,
             "provenance": made_by,
         }
@@ -172,12 +242,14 @@ def run(
     only: str = "",
     graphs: bool = True,
     tell: Tell = lambda _: None,
+    follow: Tell = lambda _: None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Result]:
     """Every cell that is not in the file yet and fits into the time that is left; the file is replaced after each.
 
     ``only``: cells of which every one of these words (separated by commas) is the data, layout, model, recipe or seed; words
-    with a bar between them are alternatives. ``runs``: where networks that are trained together keep their run folders.
+    with a bar between them are alternatives. ``runs``: where trainings keep their run folders (small networks, which are trained
+    together, always do: beside the file if nothing is said). ``follow`` hears how far a training is, in tenths.
     """
     pictures, started = Pictures(settings, data), time.perf_counter()
     wanted = [cell for cell in cells(settings) if matches(cell, only)]
@@ -199,8 +271,9 @@ def run(
             if guess > left:
                 tell(f"left out {name_of(cell.__dict__)}: needs about {guess:.0f} s, {left:.0f} s are left")
                 continue
+            options: dict[str, Any] = {"graphs": graphs, "weights": weights, "runs": runs, "scale": scale}
             try:
-                result = run_cell(cell, pictures, device, graphs=graphs, weights=weights)
+                result = run_cell(cell, pictures, device, **options, progress=tenths(follow, name_of(cell.__dict__)))
             except RuntimeError as error:  # of the device, mostly its memory: the other cells may still fit
                 tell(f"failed {name_of(cell.__dict__)}: {error}")
                 continue
@@ -209,6 +282,23 @@ def run(
             tell(f"{_said(result)} (guess {guess:.0f}){how}")
     progress(len(wanted), len(wanted))
     return list(_done(path).values())
+
+
+def tenths(follow: Tell, name: str) -> Progress:
+    """Tells how far a training is, ten times at most."""
+
+    def progress(done: int, total: int) -> None:
+        if 10 * done // total > 10 * (done - 1) // total:
+            follow(f"{name}: epoch {done} of {total}")
+
+    return progress
+
+
+def not_kept(settings: Settings, kept: Sequence[Result], only: str, data: Path | None = None) -> list[str]:
+    """Names of the wanted cells that a file does not have."""
+    pictures, keys = Pictures(settings, data), {result["key"] for result in kept}
+    wanted = [cell for cell in cells(settings) if matches(cell, only)]
+    return [name_of(cell.__dict__) for cell in wanted if cell_key(cell, pictures) not in keys]
 
 
 def matches(cell: Cell, only: str) -> bool:

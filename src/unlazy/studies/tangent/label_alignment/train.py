@@ -55,7 +55,7 @@ class Settings:
         require(self.looked_at <= self.images, f"{self.looked_at} images looked at, but only {self.images} trained on.")
 
     def spec(self, inputs: int) -> NetSpec:
-        """784-256-256-1 in the paper: N(0, 2 / fan_in) weights, biases that begin at 0."""
+        """784-256-256-1 and N(0, 2 / fan_in) weights as in the paper; biases begin at 0 (there: as PyTorch draws them)."""
         return relu_spec(inputs, 1, width=self.width, depth=2, init=Init("he"))
 
     def recipe(self) -> dict[str, object]:

@@ -1,0 +1,156 @@
+"""Kernels are subtracted only where their rows are the same samples, as far as two runs tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from studioruns import ask, header, told, write_run
+from unlazy import Scope
+from unlazy.data.synthetic import Circle
+from unlazy.models.spec import relu_spec
+from unlazy.probes import standard
+from unlazy.scope.schedule import Fixed
+from unlazy.scope.scope import Measure
+from unlazy.studio.answers import BadRequest, NotHere
+from unlazy.studio.payload import Payload
+from unlazy.studio.shelf import Shelf
+from unlazy.training.ensemble import Member
+from unlazy.training.fit import Recipe, fit
+
+POINTS = np.random.default_rng(0).normal(size=(1, 8, 3)).astype(np.float32)
+
+
+def data(name: str = "mine", fingerprint: str | None = "0") -> dict[str, Any]:
+    return {"name": name, "options": {}, "fingerprint": fingerprint}
+
+
+def recipe(batches: list[str | None], rows: list[int] | None = None) -> dict[str, Any]:
+    measures = [{"probe": "kernels", "steps": [0], "batch": batch} for batch in batches]
+    return {"measures": measures, "scope": {"rows": {} if rows is None else {"overlap": rows}}}
+
+
+def judged(root: Path, first: dict[str, Any], second: dict[str, Any], *points: np.ndarray | None) -> Any:
+    """What is said of the overlap kernels of two runs with these headers and inputs."""
+    given = points or (None, None)
+    for name, more, x in (("first", first, given[0]), ("second", second, given[1])):
+        once = {} if x is None else {"probe_x": x}
+        write_run(root / name, (0,), head=header(name, **more), once=once)
+    return told(Payload(Shelf(root)), "alike/first/overlap", other="second")
+
+
+def test_equal_inputs_count_whatever_the_targets_are(tmp_path):
+    """Relabelled data have another fingerprint; the samples are the same ones."""
+    found = judged(tmp_path, {"data": data(fingerprint="a")}, {"data": data(fingerprint="b")}, POINTS, POINTS)
+    assert found["same"] is True
+
+
+def test_other_inputs_count_whatever_the_fingerprints_are(tmp_path):
+    moved = POINTS.copy()
+    moved[0, 5] += 1
+    found = judged(tmp_path, {"data": data()}, {"data": data()}, POINTS, moved)
+    assert found["same"] is False
+    assert "1 of 8 rows" in found["why"]
+
+
+def test_the_same_inputs_in_another_order_are_other_rows(tmp_path):
+    found = judged(tmp_path, {"data": data()}, {"data": data()}, POINTS, POINTS[:, ::-1])
+    assert (found["same"], "8 of 8" in found["why"]) == (False, True)
+
+
+def test_rows_of_a_kernel_decide_where_it_saw_only_some(tmp_path):
+    many = np.random.default_rng(1).normal(size=(1, 20, 3)).astype(np.float32)
+    even, odd = list(range(0, 16, 2)), list(range(1, 17, 2))
+    assert judged(tmp_path / "a", {"recipe": recipe([], even)}, {"recipe": recipe([], even)}, many, many)["same"]
+    differing = judged(tmp_path / "b", {"recipe": recipe([], even)}, {"recipe": recipe([], odd)}, many, many)
+    assert differing["same"] is False
+    shifted = many[:, [1, 0, *range(2, 20)]]  # row 0 is another sample, row 1 is not looked at
+    assert (
+        "1 of 8"
+        in judged(tmp_path / "c", {"recipe": recipe([], even)}, {"recipe": recipe([], even)}, many, shifted)["why"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same", "words"),
+    [
+        ({"data": data(fingerprint="a")}, {"data": data(fingerprint="a")}, True, "same fingerprint"),
+        ({"data": data("mnist", "a")}, {"data": data("probe", "a")}, True, "same fingerprint"),
+        ({"data": data(fingerprint="a")}, {"data": data(fingerprint="b")}, False, "inputs, targets or both"),
+        ({"data": data("mnist", None)}, {"data": data("fashion", None)}, False, "mnist and fashion"),
+        ({"data": data(fingerprint=None)}, {"data": data(fingerprint=None)}, None, "do not say"),
+        ({"data": data(fingerprint="a")}, {"data": None}, None, "do not say"),
+        ({"data": "odd", "recipe": "odd"}, {"data": data()}, None, "do not say"),
+        ({"recipe": recipe([], [0, 1])}, {"recipe": recipe([], [0, 2])}, False, "different rows"),
+        ({"recipe": recipe(["k"])}, {"recipe": recipe(["k"])}, True, "same fingerprint"),
+        ({"recipe": recipe(["k", None])}, {"recipe": recipe(["m", None])}, None, "several sets"),
+        (
+            {"data": data(fingerprint="a"), "recipe": recipe(["k"])},
+            {"data": data(fingerprint="b"), "recipe": recipe(["k"])},
+            None,
+            "several sets",
+        ),
+        (
+            {"data": data(fingerprint="a"), "recipe": recipe(["k"])},
+            {"data": data(fingerprint="b"), "recipe": recipe(["m"])},
+            False,
+            "inputs, targets or both",
+        ),
+    ],
+)
+def test_without_inputs_the_headers_decide_or_nobody_does(tmp_path, first, second, same, words):
+    found = judged(tmp_path, first, second)
+    assert found["same"] is same
+    assert words in found["why"]
+
+
+def test_what_differs_is_not_subtracted_anywhere(tmp_path):
+    judged(tmp_path, {"data": data(fingerprint="a")}, {"data": data(fingerprint="b")})
+    payload = Payload(Shelf(tmp_path))
+    for place in ("difference/first/overlap/0", "figure/first/difference-overlap.png", "code/first/difference-overlap"):
+        with pytest.raises(BadRequest, match="different data"):
+            ask(payload, place, other="second")
+    assert ask(payload, "difference/first/overlap/0", other="first", member2=1).body
+
+
+def test_what_nobody_knows_is_subtracted(tmp_path):
+    judged(tmp_path, {"data": data(fingerprint=None)}, {"data": data(fingerprint=None)})
+    assert ask(Payload(Shelf(tmp_path)), "difference/first/overlap/0", other="second").body
+
+
+def test_sizes_and_names_that_are_not_there(tmp_path):
+    write_run(tmp_path / "first", (0,))
+    write_run(tmp_path / "second", (0,), n=9)
+    payload = Payload(Shelf(tmp_path))
+    assert (
+        told(payload, "alike/first/overlap", other="second")["why"] == "One kernel is over 8 samples, the other over 9."
+    )
+    assert told(payload, "alike/first/overlap", other="first")["same"] is True
+    for place, other in (
+        ("alike/first/nothing", "second"),
+        ("alike/first/overlap", "third"),
+        ("alike/first", "second"),
+    ):
+        with pytest.raises(NotHere):
+            ask(payload, place, other=other)
+
+
+def test_runs_as_scopes_and_trainings_write_them(tmp_path):
+    x, y = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    for name, samples in (("first", (x, y)), ("second", (x, y)), ("turned", (x.flip(0), y.flip(0)))):
+        net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+        with Scope(net, samples, tmp_path / name) as scope:
+            scope.step(1)
+    looks = [Measure(standard.kernels, Fixed.at({0}))]
+    for name, bottom in (("slow", 4), ("fast", 6)):
+        circle = Circle(n=12, bottom=bottom).dataset()
+        fit(Recipe(relu_spec(2, width=3, depth=1), (Member(0, 0.01, None),), epochs=1), circle, looks, tmp_path / name)
+    payload = Payload(Shelf(tmp_path))
+    pairs = {("first", "second"): True, ("first", "turned"): False, ("slow", "fast"): True, ("slow", "first"): False}
+    for (one, other), same in pairs.items():
+        assert told(payload, f"alike/{one}/tangent", other=other)["same"] is same, (one, other)
