@@ -6,6 +6,7 @@ import itertools
 import time
 
 import pytest
+import torch
 
 from scope_nets import loop
 from unlazy import Scope
@@ -117,6 +118,16 @@ def test_it_says_what_looking_cost(mlp) -> None:
         cost["measurements"] == len(scope.history.scalars["loss"]) >= 2
     )  # the first and the last; others as time allows
     assert scope.history.steps[-1] == 125
+
+
+def test_numbers_of_the_user_alone_are_no_measurement(mlp) -> None:
+    net, x, y = mlp
+    record = Scope(net, (x, y), strict=True)._session.record
+    assert record.measurements == 1  # at construction
+    record.write(1, {}, {"overhead": 0.0}, user={"rate": 0.5})
+    assert (record.measurements, record.history.last("rate")) == (1, 0.5)
+    record.write(2, {"loss": torch.tensor(2.0)}, {})
+    assert record.measurements == 2
 
 
 def test_paused_time_is_no_training_time(mlp) -> None:

@@ -129,13 +129,13 @@ def test_tries_are_kept_once_and_judged_without_test_images(tmp_path: Path, monk
     names = ("base: beta 4", "normalised gates, beta 1", "no gate bias", "teacher")
     small = [tiny(one) for one in campaign.explore() if one.layout == campaign.SMALL and one.name in names]
     seen = []
-    real = campaign.train_images
+    real = train.train_images
 
     def watching(net: Any, train_images: Images, test_images: Images, *more: Any, **named: Any) -> Any:
         seen.append((len(train_images), len(test_images), test_images.split))
         return real(net, train_images, test_images, *more, **named)
 
-    monkeypatch.setattr(campaign, "train_images", watching)
+    monkeypatch.setattr(train, "train_images", watching)
     told: list[str] = []
     path = tmp_path / "tries.json"
     done = campaign.run(small, path, Digits(), "cpu", None, told.append)

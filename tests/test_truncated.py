@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -201,13 +202,19 @@ def test_outer_weights_under_adam_follow_torch() -> None:
 def test_training_watches_every_step_and_lowers_the_loss() -> None:
     """Population descent on majority data, which two steps of features and a short third phase separate."""
     seen: list[tuple[int, float]] = []
+    asked: list[int] = []
+
+    def rows(t: int) -> Any:
+        asked.append(t)
+        return ROWS
+
     net = train(
         mirrored_start(9, 40, **FACTS),
         paper_schedule(40, **FACTS, steps=60, rate_factor=3),
-        lambda _: ROWS,
+        rows,
         lambda t, now: seen.append((t, hinge_loss(now, *ROWS))),
     )
-    assert [t for t, _ in seen] == list(range(63))
+    assert [t for t, _ in seen] == [0, *asked] == list(range(63))
     assert seen[0][1] == pytest.approx(1, abs=1e-14)
     assert hinge_loss(net, *ROWS) < 0.7
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from unlazy.kernels.capture import evaluating, requiring
+from unlazy.kernels.gated import exact
 from unlazy.kernels.selection import Parameters, select_parameters
 from unlazy.models.net import GatedNet
 
@@ -15,10 +16,10 @@ def stack_tangent_kernel(
 ) -> Tensor:
     """All members at once, by batched backward passes: members share no parameter, so one serves all. ``[S, n, n]``."""
     chosen = list(select_parameters(model, parameters).values())
-    exact = model if surrogate or model.exact_gates() else model.hard()
+    own = model if surrogate else exact(model)
     others = [p for p in model.parameters() if not any(p is q for q in chosen)]
     with evaluating(model), requiring(chosen, others):
-        out = exact(x)  # [S, n, outputs]
+        out = own(x)  # [S, n, outputs]
         members, n, size = out.shape
         picks = torch.eye(n * size, dtype=out.dtype, device=out.device).reshape(-1, n, size)
         parts = []

@@ -247,6 +247,16 @@ def train(
 ) -> TruncatedNet:
     """Follow the schedule. ``batches(t)`` gives the rows (inputs, labels, weights) of step t = 1, 2, ..; ``watch(t, net)`` sees
     the network before the first step (t = 0) and after every one."""
+    return follow(net, schedule, lambda t, net, noise: gradients(net, *batches(t), noise), watch)
+
+
+def follow(
+    net: TruncatedNet,
+    schedule: tuple[Phase, ...],
+    found_at: Callable[[int, TruncatedNet, float], Gradients],
+    watch: Callable[[int, TruncatedNet], None] | None = None,
+) -> TruncatedNet:
+    """The same with gradients from anywhere: ``found_at(t, net, noise)``."""
     if watch is not None:
         watch(0, net)
     done = 0
@@ -254,7 +264,7 @@ def train(
         adam = Adam(net.a)
         for number in range(phase.steps):
             done += 1
-            found = gradients(net, *batches(done), phase.noise)
+            found = found_at(done, net, phase.noise)
             after = step(net, found, phase)
             if phase.outer_rate is not None:
                 rate = phase.outer_rate * (1 - number / phase.steps)

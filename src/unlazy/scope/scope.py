@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from unlazy.data.dataset import Dataset
 from unlazy.kernels.capture import evaluating
-from unlazy.models.net import GatedNet
+from unlazy.kernels.gated import is_stack
 from unlazy.runtime import InputError, StoreError, require
 from unlazy.scope.history import History
 from unlazy.scope.measures import VIEWS
@@ -291,8 +291,10 @@ class FixedScope:
         batch = self.probe if measure.batch is None else measure.batch
         with evaluating(self.model):
             seen = measure.probe(self.model, batch)
-        stacked = isinstance(self.model, GatedNet) and self.model.members is not None
-        return {name: (value if stacked else value[None]).detach().cpu().numpy() for name, value in seen.items()}
+        return {
+            name: (value if is_stack(self.model) else value[None]).detach().cpu().numpy()
+            for name, value in seen.items()
+        }
 
 
 def _as_dataset(probe: Dataset | tuple[Tensor, Tensor]) -> Dataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from unlazy.models.net import GatedNet
+from unlazy.kernels.gated import is_stack
 from unlazy.runtime import require
 
 
@@ -19,5 +19,4 @@ def check_model(model: nn.Module) -> None:
     require(some, "the model has no trainable parameters, so there is no training to watch.")
     sharded = type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule")
     require(not sharded, "a sharded model has no whole parameters on any process; watch an unsharded copy.")
-    if isinstance(model, GatedNet):
-        require(model.members is None, "a scope of a stack needs its measures named.")
+    require(not is_stack(model), "a scope of a stack needs its measures named.")

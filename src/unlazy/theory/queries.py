@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from unlazy.data.patterns import Patterns, PatternSample
-from unlazy.models.truncated import Adam, Gradients, Phase, TruncatedNet, smoothed_neuron, smoothed_slope, step
+from unlazy.models.truncated import Gradients, Phase, TruncatedNet, follow, smoothed_neuron, smoothed_slope
 from unlazy.runtime import require, stream
 
 Query = Callable[[Bool[Tensor, "n D"], Float64[Tensor, " n"]], Float64[Tensor, "..."]]
@@ -166,16 +165,7 @@ def descend(oracle: Oracle, net: TruncatedNet, schedule: tuple[Phase, ...], patt
     With a ``BatchOracle`` this is mini-batch SGD, or Adam on the outer weights where a phase says so. Each step asks
     units x (D + 2) queries.
     """
-    for phase in schedule:
-        adam = Adam(net.a)
-        for number in range(phase.steps):
-            found = _asked_gradients(oracle, net, phase.noise, patterns)
-            after = step(net, found, phase)
-            if phase.outer_rate is not None:
-                rate = phase.outer_rate * (1 - number / phase.steps)
-                after = replace(after, a=net.a + adam.move(found.a, rate))
-            net = after
-    return net
+    return follow(net, schedule, lambda _, net, noise: _asked_gradients(oracle, net, noise, patterns))
 
 
 def _asked_gradients(oracle: Oracle, net: TruncatedNet, noise: float, patterns: Patterns) -> Gradients:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unlazy.kernels.capture import Inputs, check_inputs, samples
+from unlazy.kernels.gated import gates_of, is_stack
 from unlazy.kernels.paths.count import check_output
 from unlazy.kernels.paths.trace import trace
 from unlazy.kernels.record import NO_HARD_GATE, Watch, argument, between, borders, no_hard_gate
@@ -70,10 +71,9 @@ def walk(
 
 def _dense_paths(model: GatedNet, x: Tensor, output: int, bias_paths: bool, limit: int) -> list[tuple[Unit, ...]]:
     """One open unit of every layer; with biases, also the ends of paths that begin later."""
-    if model.members is not None:
+    if is_stack(model):
         raise Unsupported("GatedNet", "a stack has one set of paths per member", "Pick one with member(net, index).")
-    with torch.no_grad():
-        gates = model.gates(x).hard()
+    gates = gates_of(model, x)
     if any(layer.ndim != 2 for layer in gates):
         raise Unsupported("GatedNet", "listing knows only dense gated networks", "Count its paths with path_count.")
     check_output(output, model.settings.outputs)

@@ -27,7 +27,6 @@ from unlazy.runtime import InputError, require, short_hash
 from unlazy.store import Writer, write_file
 from unlazy.studies.halfspace.tables.settings import SCALES
 from unlazy.studies.halfspace.tables.train import (
-    KEEP_EVERY,
     Pictures,
     Tell,
     claimed,
@@ -36,11 +35,12 @@ from unlazy.studies.halfspace.tables.train import (
     locked,
     made_by_on,
     tenths,
+    train_recorded,
     writer_of,
 )
 from unlazy.training.batches import DeviceImages
 from unlazy.training.fit import Progress
-from unlazy.training.images import ImageRecipe, accuracy, train_images
+from unlazy.training.images import ImageRecipe, accuracy
 
 SMALL, DEEP, LONG_SMALL, LONG_DEEP = "small", "resnet-110", 8, 6
 VALIDATION = 0.1  # of the training images
@@ -164,18 +164,14 @@ def run_try(
             if name.endswith("bias"):
                 parameter.requires_grad_(False)  # batch-norm starts at zero
     teacher = None if one.teacher is None else teacher_of(one, channels, train, test, device, weights)
-    with recorded(one, runs, seed, len(train), made_by) as writer:
-        found = train_images(
-            *(net, train, test, one.recipe),
-            seed=seed,
-            device=device,
-            teacher=teacher,
-            writer=writer,
-            keep_every=KEEP_EVERY,
-            progress=progress,
-        )
-        if writer is not None:
-            writer.finish()
+    found = train_recorded(
+        recorded(one, runs, seed, len(train), made_by),
+        *(net, train, test, one.recipe),
+        seed=seed,
+        device=device,
+        teacher=teacher,
+        progress=progress,
+    )
     held_out = DeviceImages.put(test, device, standardise=one.recipe.standardise)
     found["test_mirrored"] = accuracy(net.hard(), held_out, mirrored=True)
     found["mirrored"] = "mean of the outputs on a picture and on its mirror image, hard gates"
@@ -226,7 +222,7 @@ def teacher_of(
     assert one.teacher is not None
     net = build_images(replace(one.teacher, channels=channels), seed=1)
     if one.teacher_recipe is not None:
-        train_images(net, train, test, one.teacher_recipe, seed=1, device=device)
+        train_recorded(nullcontext(), net, train, test, one.teacher_recipe, seed=1, device=device)
         return net.eval()
     path = (weights or Path()) / f"{one.data}-resnet-34-relu-main-0.safetensors"
     if weights is None or not path.exists():

@@ -78,18 +78,14 @@ def run_cell(
     elif cell.model == "trace":
         found = trace_model(net, train, test, device)
     else:
-        with recorded(cell, spec, len(train), runs, scale, device, made_by) as writer:
-            found = train_images(
-                *(net, train, test, cell.training()),
-                seed=cell.seed,
-                device=device,
-                graphs=graphs,
-                writer=writer,
-                keep_every=KEEP_EVERY,
-                progress=progress,
-            )
-            if writer is not None:
-                writer.finish()
+        found = train_recorded(
+            recorded(cell, spec, len(train), runs, scale, device, made_by),
+            *(net, train, test, cell.training()),
+            seed=cell.seed,
+            device=device,
+            graphs=graphs,
+            progress=progress,
+        )
         found["training"] = cell.training().to_dict()
         if cell.recipe == "cost":
             found["images_per_second"] = round(images_per_second(net, test, device), 1)
@@ -124,6 +120,15 @@ def recorded(
     about, header = described([cell], spec, cell.training(), images, scale, device, made_by)
     folder = runs / f"{cell.data}-{cell.layout}-{cell.model}-{short_hash(about)}"
     return writer_of(folder, header)
+
+
+def train_recorded(opening: AbstractContextManager[Writer | None], *what: Any, **options: Any) -> Result:
+    """``train_images`` into a run folder, if there is one, which is then finished."""
+    with opening as writer:
+        found = train_images(*what, writer=writer, keep_every=KEEP_EVERY, **options)
+        if writer is not None:
+            writer.finish()
+    return found
 
 
 def writer_of(folder: Path, header: Mapping[str, Any]) -> AbstractContextManager[Writer | None]:
