@@ -88,6 +88,27 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Products of float32 numbers without the rounding to 10 bits that GPUs use by default in convolutions."""
+    from torch import backends
+
+    cudnn: Any = backends.cudnn  # its newer parts are unknown to type checkers
+    parts: list[tuple[Any, str, Any]] = (
+        [(part, "fp32_precision", "ieee") for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul)]
+        if hasattr(backends.cuda.matmul, "fp32_precision")
+        else [(part, "allow_tf32", False) for part in (backends.cudnn, backends.cuda.matmul)]
+    )
+    before = [getattr(part, name) for part, name, _ in parts]
+    for part, name, exact in parts:
+        setattr(part, name, exact)
+    try:
+        yield
+    finally:
+        for (part, name, _), value in zip(parts, before, strict=True):
+            setattr(part, name, value)
+
+
 # --- random streams ------------------------------------------------------------------------------
 
 

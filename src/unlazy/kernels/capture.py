@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from unlazy.kernels.layers import Call
 from unlazy.models.dense import Affine
-from unlazy.runtime import InputError, Unsupported, require
+from unlazy.runtime import InputError, Unsupported, exact_float32, require
 
 Inputs = Any  # a tensor, a tuple of arguments, or a mapping of keyword arguments; samples along the first axis
 
@@ -26,13 +26,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; each submodule gets its own flag back.
 
     Encoder layers take their plain way: the fused one has no gradient, hides its gates and refuses padding masks here. What
-    torch.compile made runs as it was written.
+    torch.compile made runs as it was written, and float32 means float32 on a GPU too.
     """
     flags, fused = [(module, module.training) for module in model.modules()], torch.backends.mha.get_fastpath_enabled()
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.compiler.set_stance("force_eager") if _is_compiled(model) else nullcontext():
+        with exact_float32(), torch.compiler.set_stance("force_eager") if _is_compiled(model) else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

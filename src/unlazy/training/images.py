@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from unlazy.data.images import Images
 from unlazy.models.conv import GatedImageNet
 from unlazy.models.gates import SoftGate
-from unlazy.runtime import require
+from unlazy.runtime import exact_float32, require
 from unlazy.store import Writer
 from unlazy.training.batches import DeviceImages
 from unlazy.training.fit import Progress
@@ -356,17 +356,6 @@ def accuracy(net: nn.Module, data: DeviceImages, *, autocast: bool = False, mirr
             outputs = net(x) + net(x.flip(3)) if mirrored else net(x)
             right += (outputs.argmax(1) == data.labels[rows]).sum()
     return int(right) / len(data)
-
-
-@contextmanager
-def exact_float32() -> Iterator[None]:
-    """Products of float32 numbers without the rounding to 10 bits that GPUs use by default in convolutions."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager

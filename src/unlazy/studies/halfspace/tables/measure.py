@@ -13,10 +13,10 @@ from unlazy.data.images import Images
 from unlazy.kernels.tangent import tangent_features, tangent_kernel
 from unlazy.models.conv import GatedImageNet
 from unlazy.models.folding import half_space_normals
-from unlazy.runtime import InputError, require
+from unlazy.runtime import InputError, exact_float32, require
 from unlazy.studies.halfspace.tables.settings import HELD_OUT, RIDGES
 from unlazy.training.batches import DeviceImages
-from unlazy.training.images import exact_float32, now
+from unlazy.training.images import now
 
 AT_ONCE = 500
 

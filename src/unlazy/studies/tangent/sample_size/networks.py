@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from unlazy.runtime import stream
+from unlazy.runtime import exact_float32, stream
 
 KINDS = ("fixed", "adaptive", "full")
 Weights = list[tuple[Tensor, Tensor]]  # weight [S, outputs, inputs, ...] and bias [S, outputs] of every layer
@@ -86,13 +86,20 @@ class Stack:
 
     @torch.no_grad()
     def outputs(self, x: Float[Tensor, "n c h w"], at_once: int) -> Float[Tensor, "s n o"]:
-        """Outputs for many images that all seeds share: factors are multiplied out first."""
+        """Outputs for many images that all seeds share: factors are multiplied out first, and convolutions go seed by seed."""
         changes = [change(layer) for layer in self.trained]
-        pieces = []
-        for some in x.split(at_once):
-            shared = some.expand(len(self.base[0][0]), *some.shape)
-            pieces.append(run(changes, shared) if self.kind == "full" else run_linearised(self.base, changes, shared))
-        return torch.cat(pieces, 1)
+        seeds = len(self.base[0][0])
+        groups = [slice(one, one + 1) for one in range(seeds)] if self.base[0][0].ndim == 5 else [slice(seeds)]
+        with exact_float32():
+            return torch.cat(
+                [torch.cat([self._shared(changes, own, some) for some in x.split(at_once)], 1) for own in groups]
+            )
+
+    def _shared(self, changes: Weights, own: slice, x: Tensor) -> Tensor:
+        """Outputs of some seeds for the same images."""
+        moved, base = ([(weight[own], bias[own]) for weight, bias in layers] for layers in (changes, self.base))
+        shared = x.expand(len(moved[0][0]), *x.shape)
+        return run(moved, shared) if self.kind == "full" else run_linearised(base, moved, shared)
 
 
 def change(layer: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -153,7 +160,7 @@ def _affine(h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _convolved(h: Tensor, *layers: tuple[Tensor, Tensor | None]) -> list[Tensor]:
     """Convolutions of ``[n, S c, height, width]``, every seed a group of channels."""
-    if h.is_cuda:
+    if h.is_cuda and len(layers[0][0]) > 1:
         return by_windows(h, *layers)
     return [
         F.conv2d(h, weight.flatten(0, 1), None if bias is None else bias.flatten(), padding=1, groups=len(weight))

@@ -30,6 +30,7 @@ STUDY = "sample-size"
 PATIENCE = 20
 RATES = {"sgd": 0.01, "adam": 1e-3}
 MOMENTUM = 0.9
+AT_ONCE = 2000  # test images
 SMALL_BATCH, BATCH = 25, 50  # up to 125 images, and above
 
 
@@ -174,11 +175,10 @@ def descend(job: Job, data: Path | None = None) -> NDArray[np.float64]:
     model = Stack(job.kind, task.layout, seeds, job.device)
     descent = Descent(model, task.optimiser, x, labels, job.batch)
     members = [Member(seed, RATES[task.optimiser]) for seed in seeds]
-    at_once = 2000 if len(task.layout.channels) == 0 else 500
     history: list[Tensor] = []
     for epoch in range(job.epochs):
         descent.epoch(batch_order(members, epoch, job.size))
-        wrong = (model.outputs(test_x, at_once).argmax(-1) != test_labels).double()  # [S, tests]
+        wrong = (model.outputs(test_x, AT_ONCE).argmax(-1) != test_labels).double()  # [S, tests]
         history.append(torch.stack([half.mean(1) for half in wrong.tensor_split(2, 1)], 1).cpu())
         errors = torch.stack(history, 1).numpy()
         if all(patience_lost(errors[seed]) for seed in range(job.seeds)):
