@@ -83,4 +83,4 @@ def _device(table: Mapping[str, Any]) -> list[str]:
             f"| {row['what']} | {row.get('products', 'bfloat16 (counts are exact)')} | {row['n']} | {row['seconds']:.3g} "
             f"| {row['gigabytes']:.3g} | {error} |"
         )
-    return lines
+    return [*lines, "", table["remark"]] if "remark" in table else lines

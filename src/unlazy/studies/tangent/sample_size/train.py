@@ -30,19 +30,23 @@ STUDY = "sample-size"
 PATIENCE = 20
 RATES = {"sgd": 0.01, "adam": 1e-3}
 MOMENTUM = 0.9
-AT_ONCE = 2000  # test images
+AT_ONCE, CONVOLVED_AT_ONCE = 2000, 250  # test images
 SMALL_BATCH, BATCH = 25, 50  # up to 125 images, and above
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, its network, its optimiser, and the sizes of training sets; ``tested``: how many test images."""
+    """A data set, its network, its optimiser, and the sizes of training sets; ``tested``: how many test images.
+
+    ``seeds``: at most so many, where a task is dearer than the others.
+    """
 
     data: str
     layout: Layout
     optimiser: str
     sizes: tuple[int, ...]
     tested: int
+    seeds: int | None = None
 
     @property
     def name(self) -> str:
@@ -85,7 +89,7 @@ class Job:
 
     def recipe(self) -> dict[str, object]:
         """What decides the numbers but the machine, so that runs made on another one are found."""
-        task = {name: value for name, value in asdict(self.task).items() if name != "sizes"}
+        task = {name: value for name, value in asdict(self.task).items() if name not in ("sizes", "seeds")}
         own = {name: value for name, value in asdict(self).items() if name != "device"}
         rates = {"rate": RATES[self.task.optimiser], "momentum": MOMENTUM, "patience": PATIENCE}
         return {"study": STUDY, **own, "task": task, **rates}
@@ -97,7 +101,7 @@ class Job:
 def jobs(settings: Settings, device: str = "cpu") -> list[Job]:
     """All of them, small training sets first."""
     found = [
-        Job(task, kind, size, settings.seeds, settings.epochs, device)
+        Job(task, kind, size, min(settings.seeds, task.seeds or settings.seeds), settings.epochs, device)
         for task in settings.tasks
         for size in task.sizes
         for kind in KINDS
@@ -175,10 +179,11 @@ def descend(job: Job, data: Path | None = None) -> NDArray[np.float64]:
     model = Stack(job.kind, task.layout, seeds, job.device)
     descent = Descent(model, task.optimiser, x, labels, job.batch)
     members = [Member(seed, RATES[task.optimiser]) for seed in seeds]
+    at_once = CONVOLVED_AT_ONCE if task.layout.channels else AT_ONCE
     history: list[Tensor] = []
     for epoch in range(job.epochs):
         descent.epoch(batch_order(members, epoch, job.size))
-        wrong = (model.outputs(test_x, AT_ONCE).argmax(-1) != test_labels).double()  # [S, tests]
+        wrong = (model.outputs(test_x, at_once).argmax(-1) != test_labels).double()  # [S, tests]
         history.append(torch.stack([half.mean(1) for half in wrong.tensor_split(2, 1)], 1).cpu())
         errors = torch.stack(history, 1).numpy()
         if all(patience_lost(errors[seed]) for seed in range(job.seeds)):
