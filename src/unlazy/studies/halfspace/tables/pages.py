@@ -63,9 +63,9 @@ the value parameters).
 """
 
 MISSED = """
-What hard gates lack is generalisation, not fit: the networks of Table 2 know nearly as many of their training images as their ReLU
-twins do. The distance of ResNet-110 shrinks with the length of training. The wide network had half the epochs on CIFAR-10 that it
-had on CIFAR-100; an independent prototype reached 91.0 % there with a teacher and width in 75 epochs.
+What hard gates lack is generalisation, not fit: the networks of Table 2 know nearly as many of their training images as their
+ReLU twins do. The distance of ResNet-110 shrinks with the length of training. The wide network had half the epochs on CIFAR-10
+that it had on CIFAR-100; an independent prototype reached 91.0 % there with a teacher and width in 75 epochs.
 """
 
 
