@@ -9,16 +9,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: .venv/core
 	$(BIN)/unlazy demo
 
-test: .venv/test
+test: .venv/test .venv/cluster
 	$(BIN)/python -m pytest -n 2 -m "not slow and not adapters and not browser"
 
-test-all: .venv/test .venv/adapters .venv/fast .venv/browser
+test-all: .venv/test .venv/cluster .venv/adapters .venv/fast .venv/browser
 	$(BIN)/python -m pytest -n 2 -m "not browser"
 	$(BIN)/python -m pytest -m browser
 
 # New examples for the tests that make their own, ROUNDS times over; make test and make test-all try the same ones every time.
 ROUNDS ?= 10
-fuzz: .venv/test .venv/fast
+fuzz: .venv/test .venv/cluster .venv/fast
 	for round in $$(seq $(ROUNDS)); do HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -n 2 -m hypothesis || exit 1; done
 
 lint: .venv/lint
@@ -71,6 +71,6 @@ clean:
 	$(PIP) --editable '.[studio]'
 	touch $@
 
-.venv/test .venv/adapters .venv/fast .venv/browser .venv/lint .venv/docs: .venv/%: .venv/core
+.venv/test .venv/cluster .venv/adapters .venv/fast .venv/browser .venv/lint .venv/docs: .venv/%: .venv/core
 	$(PIP) --editable '.[$*]'
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from unlazy import (
     Circle,
     Fixed,
+    GramFile,
     Measure,
     Member,
     NetSpec,
@@ -193,3 +195,78 @@ def test_a_table_keeps_the_rows_that_were_not_measured_again(tmp_path: Path) -> 
 def test_every_row_of_the_benchmark_has_its_network_on_the_page() -> None:
     assert set(NETWORKS) == set(WORKLOADS)
     assert set(AIMS) <= set(row_names())
+
+
+# --- arrays that several processes fill ----------------------------------------------------------
+
+
+def test_a_zarr_array_holds_the_same_kernel_and_is_not_computed_twice(
+    files: tuple[Path, Path, torch.Tensor], tmp_path: Path
+) -> None:
+    pytest.importorskip("zarr")
+    spec, data, _ = files
+    npy, out = tmp_path / "k.npy", tmp_path / "k.zarr"
+    invoke("gram", str(spec), str(data), "--out", str(npy))
+    said = invoke("gram", str(spec), str(data), "--out", str(out), "--tile", "16")
+    assert "6 tiles of 16" in said
+    file = GramFile(out)
+    assert np.allclose(file.array()[...], np.load(npy), rtol=1e-5)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    invoke("gram", str(spec), str(data), "--out", str(out), "--tile", "16")
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    with pytest.raises(InputError, match="another kernel"):
+        invoke("gram", str(spec), str(data), "--out", str(out), "--kernel", "overlap")
+
+
+def test_shares_of_a_job_array_fill_one_file(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    spec, data, x = files
+    out = tmp_path / "k.zarr"
+    words = ("gram", str(spec), str(data), "--out", str(out), "--tile", "10", "--shard")
+    assert "6 tiles are left to the other shares" in invoke(*words, "2/3")
+    assert "3 tiles are left" in invoke(*words, "0/3")
+    assert "left" not in invoke(*words, "1/3").split("in ")[-1]
+    assert np.allclose(GramFile(out).array()[...], tangent_kernel(build(SPEC), x), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_local_workers_fill_it_too(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    spec, data, x = files
+    out = tmp_path / "k.zarr"
+    invoke("gram", str(spec), str(data), "--out", str(out), "--tile", "8", "--workers", "2")
+    file = GramFile(out)
+    assert np.allclose(file.array()[...], tangent_kernel(build(SPEC), x), rtol=1e-5)
+    assert str(os.getpid()) not in {told["by"].split()[-1] for told in file.receipts().values()}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--out", "k.npy", "--workers", "2"), "for a .zarr array only"),
+        (("--out", "k.npy", "--shard", "0/2"), "for a .zarr array only"),
+        (("--out", "k.zarr", "--shard", "2/2"), "0/8 to 7/8"),
+        (("--out", "k.zarr", "--shard", "half"), "0/8 to 7/8"),
+        (("--out", "k.zarr", "--shard", "0/2", "--workers", "2"), "do not go together"),
+        (("--out", "k.zarr", "--workers", "0"), "at least 1"),
+        (
+            (
+                "--out",
+                "k.csv",
+            ),
+            "as .npy or .zarr",
+        ),
+    ],
+)
+def test_ways_that_do_not_go_together(
+    files: tuple[Path, Path, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec, data, _ = files
+    with pytest.raises(InputError, match=told):
+        invoke("gram", str(spec), str(data), *words)
+    assert not list(tmp_path.glob("k.*"))

@@ -37,11 +37,14 @@ def test_readme_kernel_command_runs_on_the_file_that_its_code_writes(
     monkeypatch.chdir(tmp_path)
     [block] = [block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "spec.json" in block]
     exec(compile(block, "README.md", "exec"), {"ul": unlazy})
-    [words] = re.findall(r"^unlazy (gram [^#]*)", README, re.M)
-    answer = CliRunner().invoke(app, words.split(), catch_exceptions=False)
+    dry, filed = re.findall(r"^unlazy (gram [^#]*)", README, re.M)
+    answer = CliRunner().invoke(app, dry.split(), catch_exceptions=False)
     assert "1437 x 1437" in answer.stdout
     assert "file: kernel.npy, 8.3 MB" in answer.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
+    pytest.importorskip("zarr")
+    assert CliRunner().invoke(app, filed.split(), catch_exceptions=False).exit_code == 0
+    assert unlazy.GramFile(tmp_path / "k.zarr").array().shape == (1437, 1437)
 
 
 def test_benchmarks_that_are_kept_are_written_by_make_alone(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         top_normalise,
         trace_normalise,
     )
+    from unlazy.kernels.filed import GramFile, gram_file
     from unlazy.kernels.flow import kernel_flow
     from unlazy.kernels.gram import Plan
     from unlazy.kernels.overlap import (
@@ -147,6 +148,8 @@ _HOME = {
     "tangent_diagonal": "kernels.tangent",
     "layer_kernels": "kernels.tangent",
     "plan_tangent": "kernels.tangent",
+    "gram_file": "kernels.filed",
+    "GramFile": "kernels.filed",
     "project_tangents": "kernels.projection",
     "Projected": "kernels.projection",
     "Plan": "kernels.gram",

@@ -261,18 +261,30 @@ def report(
 def gram(
     model: Annotated[str, typer.Argument(help="A run folder, a JSON model spec, or package.module:function.")],
     data: Annotated[str, typer.Argument(help="A .npy file, or a data set such as digits or cifar-10:test.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("kernel.npy"),
+    out: Annotated[Path, typer.Option(help="The file to write: .npy, or .zarr, which goes on after a crash.")] = Path(
+        "kernel.npy"
+    ),
     kernel: Annotated[str, typer.Option(help="tangent, overlap or layer-overlap.")] = "tangent",
     memory: Annotated[
         str | None, typer.Option(help="What may be used, such as 2GB (default: half of what is free).")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of this machine that share the tiles (.zarr).")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="A Dask scheduler whose workers share the tiles, such as tcp://host:8786 (.zarr)."),
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Only one of several shares, 0/8 to 7/8, for job arrays (.zarr).")
+    ] = None,
+    tile: Annotated[int | None, typer.Option(help="Samples a side of a tile (default: planned; .zarr).")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")] = False,
 ) -> None:
     """A kernel of a network on a data set, planned first, then written tile by tile (the file may exceed the memory)."""
-    from unlazy.cli.gram import gram_command
+    from unlazy.cli.gram import Spread, gram_command
 
-    gram_command(model, data, kernel, out, memory, limit, dry_run=dry_run)
+    spread = Spread(cluster, workers, shard, tile)
+    gram_command(model, data, kernel, out, memory, limit, spread, dry_run=dry_run)
 
 
 @bench_app.command("kernels")

@@ -1,4 +1,6 @@
-"""``unlazy gram``: a kernel of a network on a data set, planned, then written to one .npy file tile by tile."""
+"""``unlazy gram``: a kernel of a network on a data set, planned, then written tile by tile: to one .npy file, or to a .zarr
+array, which several processes or a cluster may fill and which a crash does not set back.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,10 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +22,126 @@ from torch import Tensor, nn
 
 from unlazy.cli.progress import reporting
 from unlazy.data.images import load_images
-from unlazy.kernels.overlap import layer_overlap, overlap_kernel, plan_overlap
-from unlazy.kernels.tangent import plan_tangent, tangent_kernel
+from unlazy.kernels.capture import samples
+from unlazy.kernels.filed import KERNELS, Job, gram_file, plan_file
+from unlazy.kernels.overlap import layer_overlap, overlap_kernel
+from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.build import build, build_stack, member
 from unlazy.runtime import InputError, require
 from unlazy.store import Run
 
-KERNELS = ("tangent", "overlap", "layer-overlap")
+
+@dataclass(frozen=True)
+class Spread:
+    """Who computes a .zarr array: this process, local workers, a Dask cluster, or one of several jobs."""
+
+    cluster: str | None = None
+    workers: int | None = None
+    shard: str | None = None
+    tile: int | None = None
+
+    def __post_init__(self) -> None:
+        many = [name for name in ("cluster", "workers", "shard") if getattr(self, name) is not None]
+        require(len(many) <= 1, f"--{' and --'.join(many)} do not go together: each says who computes the tiles.")
+
+    def share(self) -> tuple[int, int]:
+        """``"2/8"`` as numbers: the third of eight shares."""
+        if self.shard is None:
+            return 0, 1
+        number, slash, shards = self.shard.partition("/")
+        require(
+            bool(slash) and number.isdigit() and shards.isdigit() and int(number) < int(shards),
+            f"--shard is such as 0/8 to 7/8, got {self.shard!r}.",
+        )
+        return int(number), int(shards)
 
 
 def gram_command(
-    model: str, data: str, kernel: str, out: Path, memory: str | None, limit: int | None, *, dry_run: bool
+    model: str,
+    data: str,
+    kernel: str,
+    out: Path,
+    memory: str | None,
+    limit: int | None,
+    spread: Spread,
+    *,
+    dry_run: bool,
 ) -> None:
     """Plan, and unless it is a dry run, compute."""
     require(kernel in KERNELS, f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}.")
-    require(out.suffix == ".npy", f"the kernel is written as .npy; got {out}.")
-    net, x = load_model(model), load_inputs(data, limit)
-    if kernel == "tangent":
-        typer.echo(str(plan_tangent(net, x, memory=memory, held=False)))
-    elif kernel == "overlap":
-        typer.echo(str(plan_overlap(net, x, memory=memory, held=False)))
-    else:
-        typer.echo(f"{len(x)} x {len(x)} symmetric, units open on both multiplied over layers, float64")
-    dtype = np.dtype(str(next(net.parameters()).dtype).removeprefix("torch.") if kernel == "tangent" else "float64")
-    size = dtype.itemsize * len(x) ** 2
+    require(out.suffix in (".npy", ".zarr"), f"the kernel is written as .npy or .zarr; got {out}.")
+    require(
+        out.suffix == ".zarr" or spread == Spread(),
+        "tiles are shared out for a .zarr array only: --out kernel.zarr.",
+    )
+    share = spread.share()
+    job = Job(kernel, load_model(model), load_inputs(data, limit), memory=memory)
+    engine = job.engine()
+    plan = plan_file(job, engine, spread.tile)
+    typer.echo(str(plan))
+    dtype = np.dtype(str(engine.dtype).removeprefix("torch."))
+    size = dtype.itemsize * plan.rows**2
     in_words = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
-    typer.echo(f"file: {out}, {in_words} ({len(x)} x {len(x)} {dtype})")
+    typer.echo(f"file: {out}, {in_words} ({plan.rows} x {plan.rows} {dtype})")
     if dry_run:
         return
     start = time.perf_counter()
-    part = out.with_name(f".{out.name}.part")
-    room = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=(len(x), len(x)))
+    with reporting() as report:
+        follow = partial(report, "tiles")
+        if out.suffix == ".npy":
+            _write_npy(job, out, dtype, follow)
+            left = 0
+        else:
+            with _client(spread) as client:
+                file = gram_file(
+                    *(out, job.model, job.x),
+                    kernel=kernel,
+                    tile=spread.tile,
+                    memory=memory,
+                    shard=share,
+                    client=client,
+                    progress=follow,
+                )
+            left = sum(not file.has_receipt(place) for place in file.places())
+    typer.echo(f"{out}: {plan.rows} x {plan.rows} in {time.perf_counter() - start:.1f} s")
+    if left:
+        typer.echo(f"{left} tiles are left to the other shares")
+
+
+def _write_npy(job: Job, out: Path, dtype: np.dtype[Any], progress: Callable[[int, int], None]) -> None:
+    """The whole file or none."""
+    n, part = samples(job.x), out.with_name(f".{out.name}.part")
+    room = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=(n, n))
+    compute: Any = {"tangent": tangent_kernel, "overlap": overlap_kernel, "layer-overlap": layer_overlap}[job.kernel]
     try:
-        with reporting() as report:
-            compute: Any = {"tangent": tangent_kernel, "overlap": overlap_kernel, "layer-overlap": layer_overlap}[
-                kernel
-            ]
-            compute(net, x, memory=memory, out=room, progress=lambda done, total: report("tiles", done, total))
+        compute(job.model, job.x, memory=job.memory, out=room, progress=progress)
         room.flush()
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
-    typer.echo(f"{out}: {len(x)} x {len(x)} in {time.perf_counter() - start:.1f} s")
+
+
+@contextmanager
+def _client(spread: Spread) -> Iterator[Any]:
+    """A connection to the workers that were asked for, if any."""
+    if spread.cluster is None and spread.workers is None:
+        yield None
+        return
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise InputError("a cluster needs Dask: pip install 'unlazy[cluster]'.") from error
+    if spread.cluster is not None:
+        try:
+            with Client(spread.cluster, timeout=20) as client:
+                yield client
+        except OSError as error:
+            raise InputError(f"no Dask scheduler answers at {spread.cluster} ({error}).") from error
+        return
+    require(spread.workers is not None and spread.workers >= 1, f"--workers is at least 1, got {spread.workers}.")
+    quiet = {"dashboard_address": ":0", "silence_logs": "ERROR"}
+    with LocalCluster(n_workers=spread.workers, threads_per_worker=1, **quiet) as workers, Client(workers) as client:
+        yield client
 
 
 def load_model(name: str) -> nn.Module:

@@ -72,13 +72,21 @@ class Plan:
 
 
 def plan_gram(
-    kernel: Kernel, rows: int, columns: int | None, memory: str | int | None = None, *, held: bool = True
+    kernel: Kernel,
+    rows: int,
+    columns: int | None,
+    memory: str | int | None = None,
+    *,
+    held: bool = True,
+    tile: int | None = None,
 ) -> Plan:
-    """Choose tiles. ``columns=None``: symmetric; ``held=False``: the result stands elsewhere, on a disk say.
+    """Choose tiles. ``columns=None``: symmetric; ``held=False``: the result stands elsewhere, on a disk say; ``tile``: at most
+    so many samples a side, in place of what suits the kernel.
 
     Raises where not even one sample at a time fits.
     """
-    budget = parse_memory(memory, kernel.device)
+    require(tile is None or tile >= 1, f"a tile has at least one sample a side, got {tile}.")
+    budget, best = parse_memory(memory, kernel.device), tile or kernel.best_tile
     symmetric, width = columns is None, rows if columns is None else columns
     item = torch.finfo(kernel.dtype).bits // 8
     per_pair = item * math.prod(kernel.tail)
@@ -92,26 +100,26 @@ def plan_gram(
 
     def largest(keep: bool, least: int) -> int | None:
         """The best tile, halved until it fits."""
-        size = min(kernel.best_tile, max(rows, width))
+        size = min(best, max(rows, width))
         while size > least and needed(size, keep) > free:
             size = max(least, size // 2)
         return size if needed(size, keep) <= free else None
 
     keep = True
-    tile = largest(keep, min(SMALL_TILE, kernel.best_tile, max(rows, width)))
-    if tile is None:
+    size = largest(keep, min(SMALL_TILE, best, max(rows, width)))
+    if size is None:
         keep = False
-        tile = largest(keep, 1)
-    if tile is None:
+        size = largest(keep, 1)
+    if size is None:
         least = result + kernel.work_bytes + needed(1, keep)
         raise InputError(
             f"{_size(budget)} is too small: the result alone takes {_size(result)}, and one tile brings it to "
             f"{_size(least)}. Give more memory, fewer samples, or outputs='trace'."
         )
-    across, down = -(-rows // tile), -(-width // tile)
+    across, down = -(-rows // size), -(-width // size)
     tiles = across * (across + 1) // 2 if symmetric else across * down
-    peak = result + kernel.work_bytes + needed(tile, keep)
-    return Plan(rows, width, symmetric, tile, tiles, keep, result, peak, budget, kernel.methods)
+    peak = result + kernel.work_bytes + needed(size, keep)
+    return Plan(rows, width, symmetric, size, tiles, keep, result, peak, budget, kernel.methods)
 
 
 def gram(

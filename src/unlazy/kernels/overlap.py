@@ -81,7 +81,7 @@ def overlap_kernel(
             gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
             biased = bias_paths and model.settings.value_bias
             return _stacked(gates, gates if gates2 is None else gates2, biased=biased, log=log).to(dtype)
-        kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=_kind(dtype, out))
+        kernel = overlap_engine(model, x, log=log, bias_paths=bias_paths, output=output, dtype=_kind(dtype, out))
         return _gram(kernel, x, x2, memory, out, progress)
 
 
@@ -105,7 +105,7 @@ def plan_overlap(
             "GatedNet", "a stack is computed member by member in one go", "Pick one with member(net, index)."
         )
     with explained(model, x, x2):
-        kernel = _kernel(model, x, log=False, bias_paths=bias_paths, output=output, dtype=dtype)
+        kernel = overlap_engine(model, x, log=False, bias_paths=bias_paths, output=output, dtype=dtype)
         return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=held)
 
 
@@ -129,19 +129,7 @@ def layer_overlap(
             _only_single(None, memory, out, progress)
             gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
             return _stacked(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
-        # of another length than x: an axis of positions that is taken for that of the samples cannot have both lengths
-        probe = _probe(x, copies=3 if samples(x) == 2 else 2)
-        widths = tuple(layer[0].numel() for layer in _layers(model, probe))
-        program = _chain_program(widths, 1, False, None, _device(x))
-
-        def opens(part: Inputs) -> dict[int, Tensor]:
-            found = [layer.flatten(1) for layer in _layers(model, part)]
-            same = tuple(layer.shape[1] for layer in found) == widths
-            require(same, "the gates of this network depend on its input; there is no common product over layers.")
-            return dict(zip(program.graph.gates(), found, strict=True))
-
-        pairs = samples(x) * samples(x if x2 is None else x2)
-        kernel = product_kernel(program, opens, pairs, log=log, dtype=_kind(dtype, out), device=_device(x))
+        kernel = layer_overlap_engine(model, x, x2, log=log, dtype=_kind(dtype, out))
         return _gram(kernel, x, x2, memory, out, progress)
 
 
@@ -161,7 +149,7 @@ def path_count(
             if _dense(model, gates):
                 everything = [torch.ones_like(layer[..., :1, :]) for layer in gates]
                 return _stacked(gates, everything, biased=bias_paths and model.settings.value_bias, log=log)[..., 0]
-        kernel = _kernel(model, x, log=log, bias_paths=bias_paths, output=output, dtype=torch.float64)
+        kernel = overlap_engine(model, x, log=log, bias_paths=bias_paths, output=output, dtype=torch.float64)
         return kernel.diagonal(x)
 
 
@@ -286,10 +274,16 @@ def _plus_one(total: Tensor, *, log: bool) -> Tensor:
 # --- kernels of networks -------------------------------------------------------------------------------------
 
 
-def _kernel(
-    model: nn.Module, x: Inputs, *, log: bool, bias_paths: bool, output: int | None, dtype: torch.dtype
+def overlap_engine(
+    model: nn.Module,
+    x: Inputs,
+    *,
+    log: bool = False,
+    bias_paths: bool = False,
+    output: int | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> OverlapKernel:
-    """The kernel of a single network: a dense chain from its gates, anything else from its traced graph."""
+    """The kernel of a single network, for the Gram engine: a dense chain from its gates, anything else from its traced graph."""
     check_inputs(x)
     if isinstance(model, GatedNet) and _dense(model, probe := hard_gates(model, _probe(x))):
         widths = tuple(layer.shape[1] for layer in probe)
@@ -302,6 +296,25 @@ def _kernel(
         return OverlapKernel(program, opens, log=log, dtype=dtype, device=_device(x))
     graph = _tracer(model)(model, _probe(x)).graph
     return _foreign(model, x, graph, log=log, dtype=dtype, bias_paths=bias_paths, output=output)
+
+
+def layer_overlap_engine(
+    model: nn.Module, x: Inputs, x2: Inputs | None = None, *, log: bool = False, dtype: torch.dtype = torch.float64
+) -> OverlapKernel:
+    """The product over layers of a single network, for the Gram engine."""
+    # of another length than x: an axis of positions that is taken for that of the samples cannot have both lengths
+    probe = _probe(x, copies=3 if samples(x) == 2 else 2)
+    widths = tuple(layer[0].numel() for layer in _layers(model, probe))
+    program = _chain_program(widths, 1, False, None, _device(x))
+
+    def opens(part: Inputs) -> dict[int, Tensor]:
+        found = [layer.flatten(1) for layer in _layers(model, part)]
+        same = tuple(layer.shape[1] for layer in found) == widths
+        require(same, "the gates of this network depend on its input; there is no common product over layers.")
+        return dict(zip(program.graph.gates(), found, strict=True))
+
+    pairs = samples(x) * samples(x if x2 is None else x2)
+    return product_kernel(program, opens, pairs, log=log, dtype=dtype, device=_device(x))
 
 
 def _foreign(
