@@ -23,8 +23,9 @@ def state() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _put_back() -> Iterator[None]:
-    before = state()
+    before, old = state(), (BACKENDS.cudnn.allow_tf32, BACKENDS.cuda.matmul.allow_tf32)
     yield
+    BACKENDS.cudnn.allow_tf32, BACKENDS.cuda.matmul.allow_tf32 = old
     for part, value in zip(PARTS, before, strict=True):
         part.fp32_precision = value
 
@@ -48,10 +49,14 @@ def test_rounding_is_off_inside_and_as_chosen_after(choose: Any) -> None:
     assert state() == before
 
 
-def test_old_names_can_be_read_after_a_measurement() -> None:
+def test_old_names_can_be_read_in_and_after_a_measurement() -> None:
     choose_by_old_names()
     with exact_float32():
-        pass
+        assert not BACKENDS.cuda.matmul.allow_tf32
+        assert not BACKENDS.cudnn.allow_tf32
+        with torch.backends.cudnn.flags(enabled=False):  # reads all of them, and forgets the new ones when it ends
+            pass
+    assert state() == ["tf32"] * 3
     assert BACKENDS.cuda.matmul.allow_tf32
     assert BACKENDS.cudnn.allow_tf32
 

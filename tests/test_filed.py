@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unlazy import GramFile, gram_file, layer_overlap, overlap_kernel, tangent_kernel
 from unlazy.kernels import filed
 from unlazy.kernels.filed import Job, Tiles, compute
-from unlazy.runtime import InputError, Unsupported
+from unlazy.runtime import InputError, StoreError, Unsupported
 
 zarr = pytest.importorskip("zarr")
 
@@ -95,6 +95,25 @@ def test_an_interrupted_file_goes_on_where_it_was(tmp_path: Path, counted: list[
     assert told == [(done, 15) for done in range(7, 16)]
     assert sorted(counted) == file.places()  # no tile twice
     assert np.array_equal(file.array()[...], whole)  # the same bits
+
+
+def test_a_full_disk_leaves_no_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, path, writes = data(12), tmp_path / "k.zarr", []
+    put = zarr.Array.__setitem__
+
+    def full(self: Any, where: Any, values: Any) -> None:
+        if len(writes) == 4:  # between a tile and its mirror image
+            raise OSError(28, "No space left on device")
+        writes.append(where)
+        put(self, where, values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(zarr.Array, "__setitem__", full)
+        with pytest.raises(StoreError, match="No space left on device"):
+            gram_file(path, net(), x, tile=4)
+    assert GramFile(path).missing() == [(0, 2), (1, 1), (1, 2), (2, 2)]
+    found = gram_file(path, net(), x, tile=4).array()[...]
+    assert torch.allclose(torch.from_numpy(found), tangent_kernel(net(), x), rtol=1e-12)
 
 
 def damage_a_number(path: Path) -> None:

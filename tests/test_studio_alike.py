@@ -1,4 +1,4 @@
-"""Kernels are subtracted only where their rows are the same samples, as far as two runs tell."""
+"""Kernels are subtracted and marks shared only where two runs hold the same samples, as far as they tell."""
 
 from __future__ import annotations
 
@@ -56,11 +56,13 @@ def test_other_inputs_count_whatever_the_fingerprints_are(tmp_path):
     found = judged(tmp_path, {"data": data()}, {"data": data()}, POINTS, moved)
     assert found["same"] is False
     assert "1 of 8 rows" in found["why"]
+    assert "different samples" in found["why"]
 
 
 def test_the_same_inputs_in_another_order_are_other_rows(tmp_path):
     found = judged(tmp_path, {"data": data()}, {"data": data()}, POINTS, POINTS[:, ::-1])
     assert (found["same"], "8 of 8" in found["why"]) == (False, True)
+    assert "the same samples in another order" in found["why"]
 
 
 def test_rows_of_a_kernel_decide_where_it_saw_only_some(tmp_path):
@@ -140,6 +142,59 @@ def test_sizes_and_names_that_are_not_there(tmp_path):
             ask(payload, place, other=other)
 
 
+def matched(root: Path, *points: np.ndarray | None, **more: Any) -> dict[str, Any]:
+    """What is said of the samples of two runs with these inputs."""
+    judged(root, more.get("first", {}), more.get("second", {}), *points)
+    return told(Payload(Shelf(root)), "matched/first", other="second")
+
+
+def test_marks_follow_samples_into_another_order(tmp_path):
+    same = matched(tmp_path / "same", POINTS, POINTS.copy(), second={"data": data(fingerprint="b")})
+    assert (same["same"], same["order"]) == (True, None)
+    shuffled = np.random.default_rng(4).permutation(8)
+    found = matched(tmp_path / "mixed", POINTS, POINTS[:, shuffled])
+    assert found["same"] is True
+    for sample, place in enumerate(found["order"]):
+        assert np.array_equal(POINTS[:, shuffled][0, place], POINTS[0, sample])
+    assert "a mark follows its sample" in found["why"]
+
+
+def test_equal_inputs_are_told_apart_by_their_turn(tmp_path):
+    """The first of two equal rows is the first of them in the other run, and zero has one sign."""
+    twice = POINTS.copy()
+    twice[0, 5], twice[0, 0, 0] = twice[0, 2], 0.0
+    minus = twice.copy()
+    minus[0, 0, 0] = -0.0
+    assert matched(tmp_path / "a", twice, minus)["order"] is None
+    turned = matched(tmp_path / "b", twice, minus[:, ::-1])["order"]
+    assert turned == [7, 6, 2, 4, 3, 5, 1, 0]
+
+
+def test_other_samples_share_no_marks(tmp_path):
+    moved, fewer = POINTS.copy(), POINTS[:, :7]
+    moved[0, 5] += 1
+    repeated = POINTS.copy()
+    repeated[0, 5] = repeated[0, 2]  # every row of it is in the other run, which has more
+    for name, other in (("moved", moved), ("fewer", fewer), ("repeated", repeated), ("wide", POINTS[:, :, :2])):
+        for pair in ((POINTS, other), (other, POINTS)):
+            found = matched(tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}", *pair)
+            assert (found["same"], found["order"]) == (False, None), name
+    assert "belongs to its own run" in found["why"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (data(fingerprint="a"), data(fingerprint="a"), True),
+        (data(fingerprint="a"), data(fingerprint="b"), False),
+        (data(fingerprint=None), data(fingerprint=None), None),
+    ],
+)
+def test_without_inputs_marks_go_by_the_headers(tmp_path, first, second, same):
+    found = matched(tmp_path, first={"data": first}, second={"data": second})
+    assert (found["same"], found["order"]) == (same, None)
+
+
 def test_runs_as_scopes_and_trainings_write_them(tmp_path):
     x, y = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
     for name, samples in (("first", (x, y)), ("second", (x, y)), ("turned", (x.flip(0), y.flip(0)))):
@@ -154,3 +209,9 @@ def test_runs_as_scopes_and_trainings_write_them(tmp_path):
     pairs = {("first", "second"): True, ("first", "turned"): False, ("slow", "fast"): True, ("slow", "first"): False}
     for (one, other), same in pairs.items():
         assert told(payload, f"alike/{one}/tangent", other=other)["same"] is same, (one, other)
+    assert told(payload, "matched/first", other="turned")["order"] == list(range(11, -1, -1))
+    assert told(payload, "matched/first", other="first") | {"why": ""} == {"same": True, "order": None, "why": ""}
+    assert told(payload, "matched/slow", other="first")["same"] is False
+    for place, other in (("matched/first", "third"), ("matched/third", "first"), ("matched/first", "")):
+        with pytest.raises(NotHere):
+            ask(payload, place, other=other)

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from studioruns import STEPS, arrays_at, ask, header, write_run
+from unlazy import Scope
 from unlazy.store import Writer
 from unlazy.studio.answers import BadRequest, NotHere
 from unlazy.studio.payload import Payload
@@ -177,6 +180,11 @@ def test_half_spaces_of_images_are_pictures(payload, tmp_path, monkeypatch, pane
     assert np.allclose(shown[: len(wanted)], wanted.reshape(-1, 8, 8))
 
 
+def test_all_units_of_images_are_a_map(payload):
+    """Discs are for the plane; other normals are drawn by their directions."""
+    assert ask(payload, "figure/pictures/units.png", step=5).body.startswith(b"\x89PNG")
+
+
 def test_alignment_and_spectra_are_those_of_the_page(payload, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drawn = lines(run_code(payload, "alignment", step=4, member=1))
@@ -217,6 +225,46 @@ def test_a_unit_is_told_by_its_own_numbers(payload, root, tmp_path, monkeypatch)
             for vector, offset in zip(vectors, offsets, strict=True)
         ]
         assert np.allclose(shares[name], wanted)
+
+
+@pytest.mark.parametrize("shape", [(40, 2), (40, 1, 2)])
+def test_half_spaces_of_a_users_network_are_drawn(tmp_path, monkeypatch, shape):
+    """Borders of its first layer in every figure that shows borders, from weights and biases as they are in the network."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2))
+    x, y = torch.randn(shape), torch.arange(40) % 2
+    start = net[1].weight.detach().numpy().astype(float)
+    with Scope(net, (x, y), tmp_path / "runs" / "mine", budget=float("inf")) as scope:
+        with torch.no_grad():
+            net[1].weight += torch.randn(5, 2)
+            net[1].bias += torch.randn(5)
+        scope.step(1)
+    payload = Payload(Shelf(tmp_path / "runs"))
+    weight, bias = (net[1].weight.detach().numpy().astype(float), net[1].bias.detach().numpy().astype(float))
+    points = x.reshape(40, 2).numpy()
+    heights = points @ weight.T + bias
+    axis = run_code(payload, "halfspaces", "mine", step=1, layer=0).axes[0]
+    assert axis.get_title(loc="left") == "half-spaces of layer 1, step 1"
+    assert np.allclose(axis.collections[0].get_offsets(), points)
+    borders = [np.asarray(line.get_xydata()) for line in axis.lines[::2]]
+    ticks = [np.asarray(line.get_xydata()) for line in axis.lines[1::2]]
+    for unit in range(5):
+        assert np.allclose(borders[unit] @ weight[unit] + bias[unit], 0, atol=1e-5)
+        assert (ticks[unit][1] - ticks[unit][0]) @ weight[unit] > 0
+    assert "half-spaces, step 1" in run_code(payload, "units", "mine", step=1).axes[0].get_title(loc="left")
+    unit = {"layer": 0, "unit": 3}
+    length = lines(run_code(payload, "length-neurons", "mine", **unit))
+    assert length["length"][-1] == pytest.approx(np.linalg.norm(weight[3]), rel=1e-6)
+    assert length["offset"][-1] == pytest.approx(bias[3], rel=1e-6)
+    shares = lines(run_code(payload, "open-neurons", "mine", **unit))
+    for label in (0, 1):
+        assert shares[str(label)][-1] == pytest.approx(np.mean(heights[y.numpy() == label, 3] > 0))
+    turned = lines(run_code(payload, "turned-neurons", "mine", **unit))["turned"]
+    cosine = weight[3] @ start[3] / np.linalg.norm(weight[3]) / np.linalg.norm(start[3])
+    assert turned.tolist() == pytest.approx([0, np.degrees(np.arccos(cosine))], rel=1e-4)
+    for panel in ("halfspaces", "units", "unit-neurons"):
+        assert ask(payload, f"figure/mine/{panel}.png", step=1, layer=0, unit=3).body.startswith(b"\x89PNG")
 
 
 def test_the_verdict_is_drawn_with_its_values(payload, tmp_path, monkeypatch):

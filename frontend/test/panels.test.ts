@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { countTicks, levelOf, pickStrip } from "../src/panels/curves.ts";
 import { line, niceTicks, range, type Pen } from "../src/panels/draw.ts";
 import { discsHeight, pickDisc } from "../src/panels/discs.ts";
-import { openShare, pickCircle, unitsOf } from "../src/panels/halfspaces.ts";
+import { openShare, pickCircle, unitsOf, unitsOfNeurons } from "../src/panels/halfspaces.ts";
 import { extentOf, gridPixels, pickPlane } from "../src/panels/plane.ts";
 import { packedTable } from "../src/panels/heatmap.ts";
 import { greyTile, tile } from "../src/panels/images.ts";
@@ -23,6 +23,18 @@ test("units that are always or never open, and without offsets", () => {
   const units = unitsOf(Float32Array.of(1, 0, 1, 0, 1, 0), Float32Array.of(2, -2, 0), 0, 3);
   assert.deepEqual(units.map(openShare), [1, 0, 0.5]);
   near(openShare(unitsOf(Float32Array.of(3, 4), null, 0, 1)[0]), 0.5);
+});
+
+test("neurons kept as directions, norms and biases have the borders of their weights", () => {
+  const [weights, biases] = [Float32Array.of(3, 4, 0, -0.5, -2, 1), Float32Array.of(-2, 0.25, 7)];
+  const norms = Float32Array.from({ length: 3 }, (_, i) => Math.hypot(weights[2 * i], weights[2 * i + 1]));
+  const directions = weights.map((value, i) => value / norms[i >> 1]);
+  const wanted = unitsOf(weights, biases, 0, 3);
+  unitsOfNeurons(directions, norms, biases).forEach((unit, i) => {
+    for (const part of ["x", "y", "d", "direction"] as const) near(unit[part], wanted[i][part], 1e-6);
+  });
+  const nothing = unitsOfNeurons(Float32Array.of(0, 0, 0, 0), Float32Array.of(0, 0), Float32Array.of(0.1, -0.1));
+  assert.deepEqual(nothing.map(openShare), [1, 0]); // without weights a neuron is open everywhere or nowhere
 });
 
 test("layers are read one after the other", () => {

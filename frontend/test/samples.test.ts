@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { curveOf } from "../src/lib/definitions.ts";
 import { general, momentWords, percent, settingsText, short, tickNames } from "../src/lib/format.ts";
 import { samplesOf } from "../src/lib/order.ts";
-import { momentsOf, noHalfSpaces } from "../src/lib/roles.ts";
+import { leftOutSpaces, momentsOf, noHalfSpaces } from "../src/lib/roles.ts";
 import { columnsOf, countsOf, keepsLogs, margins, MOST_COLUMNS, ranksOf } from "../src/lib/samples.ts";
 import { groupsInShort, groupWords, leftLazy, whenText, withSteps } from "../src/lib/verdict.ts";
 import type { Probe, RunInfo, Verdict } from "../src/lib/types.ts";
@@ -114,7 +114,7 @@ test("two runs share columns, and the pointer finds samples of the first", () =>
   const view = {
     values: [1, 2],
     bands: [{ name: "a", samples: [0, 1] }],
-    second: { values: [3], bands: [{ name: "b", samples: [0] }] },
+    second: { values: [3], bands: [{ name: "b", samples: [0] }], marks: [] },
     low: 0,
     high: 4,
     marks: [],
@@ -208,9 +208,15 @@ test("settings show a list of numbers on one line", () => {
 });
 
 test("a run says why it shows no half-spaces", () => {
-  assert.match(noHalfSpaces({ gating: "own" }), /ReLU/);
-  assert.match(noHalfSpaces({ gating: "linear" }), /did not store/);
-  for (const model of [null, undefined, {}]) assert.doesNotMatch(noHalfSpaces(model), /ReLU/);
+  assert.match(noHalfSpaces({ model: { gating: "own" } }), /ReLU/);
+  assert.match(noHalfSpaces({ model: { gating: "linear" } }), /did not store/);
+  for (const model of [null, undefined, {}]) assert.doesNotMatch(noHalfSpaces({ model }), /ReLU/);
+  assert.doesNotMatch(noHalfSpaces(undefined), /ReLU/);
+  const scoped = (left_out: Record<string, string>) => ({ model: null, recipe: { scope: { left_out } } });
+  assert.equal(leftOutSpaces(scoped({ half_spaces: "tanh" })), "no half-spaces: tanh");
+  assert.equal(noHalfSpaces(scoped({ neurons: "it reads tokens" })), "no half-spaces: it reads tokens");
+  for (const header of [undefined, scoped({}), scoped({ paths: "gelu" }), { recipe: null }])
+    assert.equal(leftOutSpaces(header), null);
 });
 
 test("a scope's path counts are logarithms, and the page says so or turns them into counts", () => {

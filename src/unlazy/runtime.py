@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -91,22 +91,32 @@ def threads(count: int) -> Iterator[None]:
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Products of float32 numbers without the rounding to 10 bits that GPUs use by default in convolutions."""
-    from torch import backends
-
-    cudnn: Any = backends.cudnn  # its newer parts are unknown to type checkers
-    parts: list[tuple[Any, str, Any]] = (
-        [(part, "fp32_precision", "ieee") for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul)]
-        if hasattr(backends.cuda.matmul, "fp32_precision")
-        else [(part, "allow_tf32", False) for part in (backends.cudnn, backends.cuda.matmul)]
-    )
-    before = [getattr(part, name) for part, name, _ in parts]
-    for part, name, exact in parts:
-        setattr(part, name, exact)
+    before = _float32_settings()
+    for part, name, _ in before:
+        setattr(part, name, False if name == "allow_tf32" else "ieee")
     try:
         yield
     finally:
-        for (part, name, _), value in zip(parts, before, strict=True):
+        for part, name, value in before:
             setattr(part, name, value)
+
+
+def _float32_settings() -> list[tuple[Any, str, Any]]:
+    """How GPUs multiply float32 numbers: part of torch, name, value.
+
+    Under the old names, which torch's own code still reads, and the new ones, which tell more. The old ones cannot be read where
+    somebody chose by new ones; torch before 2.9 has no new ones.
+    """
+    from torch import backends
+
+    cudnn: Any = backends.cudnn  # its newer parts are unknown to type checkers
+    found: list[tuple[Any, str, Any]] = []
+    with suppress(RuntimeError):
+        found = [(part, "allow_tf32", part.allow_tf32) for part in (cudnn, backends.cuda.matmul)]
+    if hasattr(backends.cuda.matmul, "fp32_precision"):
+        parts = (cudnn.conv, cudnn.rnn, backends.cuda.matmul)
+        found += [(part, "fp32_precision", part.fp32_precision) for part in parts]
+    return found
 
 
 # --- random streams ------------------------------------------------------------------------------

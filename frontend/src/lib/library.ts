@@ -2,7 +2,7 @@
 
 import { Cache } from "./cache.ts";
 import { fromBase64, type Answer, type Source } from "./source.ts";
-import type { Alike, Block, ClaimRow, Embedding, Levels, RunInfo, RunList, Spectrum } from "./types.ts";
+import type { Alike, Block, ClaimRow, Embedding, Levels, Matched, RunInfo, RunList, Spectrum } from "./types.ts";
 
 declare global {
   var unlazyEarly: Promise<Response> | null | undefined;
@@ -34,6 +34,7 @@ export const paths = {
     `/api/figure/${key}/${encodeURIComponent(panel)}.${ending}?member=${member}&step=${step}${also(more)}`,
   code: (key: string, panel: string, step: number, member: number, more: More = {}): string =>
     `/api/code/${key}/${encodeURIComponent(panel)}?member=${member}&step=${step}${also(more)}`,
+  matched: (key: string, other: string): string => `/api/matched/${key}?other=${encodeURIComponent(other)}`,
   alike: (key: string, quantity: string, other: string): string =>
     `/api/alike/${key}/${quantity}?other=${encodeURIComponent(other)}`,
   difference: (key: string, quantity: string, step: number, member: number, more: More): string =>
@@ -194,6 +195,13 @@ export class Library {
       }
       return { step, error };
     });
+  }
+  matched(path: string): Promise<Matched> {
+    return this.#get(
+      path,
+      () => this.source.json<Matched>(path),
+      () => 0,
+    );
   }
   alike(path: string): Promise<Alike> {
     return this.#get(

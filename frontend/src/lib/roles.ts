@@ -20,6 +20,7 @@ const DRAWN = [
   "offsets",
   "neurons",
   "neuron_norms",
+  "neuron_biases",
   "probe_x",
   "probe_y",
   "grid_output",
@@ -59,8 +60,17 @@ export function valueAt(series: Series | undefined, step: number, member: number
   return series.steps[index] <= step ? (series.values[index][member] ?? null) : null;
 }
 
+/** Why a scope left the half-spaces of a network out; null where it did not, or no scope wrote the run. */
+export function leftOutSpaces(header: RunInfo["header"] | undefined): string | null {
+  const left = header?.recipe?.scope?.left_out;
+  const why: unknown = left?.half_spaces ?? left?.neurons;
+  return typeof why === "string" ? `no half-spaces: ${why}` : null;
+}
+
 /** Why a run shows no half-spaces: its units have none in input space, or they were not stored. */
-export function noHalfSpaces(model: Record<string, unknown> | null | undefined): string {
+export function noHalfSpaces(header: RunInfo["header"] | undefined): string {
+  const [left, model] = [leftOutSpaces(header), header?.model];
+  if (left) return left;
   if (model?.gating === "own") return "no half-spaces: a ReLU unit listens to what the units before it let through";
   return model?.gating === "linear" ? "this run did not store its half-spaces" : "no half-spaces in this run";
 }

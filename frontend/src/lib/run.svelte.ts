@@ -1,6 +1,7 @@
 // One run as the panels see it: its facts, and its arrays at the step of the scrubber.
 
 import { inBatches, paths } from "./library.ts";
+import { ownNumbers, pageNumbers, SHARED, type Numbering } from "./marks.ts";
 import { indexBefore, outward } from "./rail.ts";
 import { shownStep, stepsOf } from "./roles.ts";
 import { studio } from "./studio.svelte.ts";
@@ -29,6 +30,7 @@ export class RunView {
   readonly memberName: string;
   info = $state.raw<RunInfo | null>(null);
   error = $state<string | null>(null);
+  numbering = $state.raw<Numbering>(SHARED);
   done = $state(0);
   total = $state(0);
   #tick = $state(0);
@@ -133,6 +135,19 @@ export class RunView {
     if (asked === undefined) return (this.live ? this.steps.at(-1) : this.steps[0]) ?? 0;
     return this.steps[indexBefore(Number(asked) || 0, this.steps)] ?? 0;
   });
+
+  /** Samples of this run that are marked. */
+  readonly marks = $derived.by((): number[] => ownNumbers(this.numbering, studio.marksOf(this.numbering.key)));
+  /** The pointer is on these samples, or on none. */
+  point(samples: number[] | null): void {
+    const { key } = this.numbering;
+    studio.hover = samples && { key, samples: pageNumbers(this.numbering, samples) };
+  }
+  /** What the pointer is on stays marked. */
+  keepMarks(): void {
+    const { hover } = studio;
+    if (hover?.key === this.numbering.key) studio.set({ [hover.key]: [...new Set(hover.samples)].join(",") });
+  }
 
   /** Every frame that was asked for has arrived. */
   readonly complete = $derived.by((): boolean => !this.live && this.total > 0 && this.done >= this.total);

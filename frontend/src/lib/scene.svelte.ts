@@ -1,10 +1,11 @@
 // What several panels derive from the same arrays: points, targets, output, path counts, half-spaces.
 
 import { range } from "../panels/draw.ts";
-import { unitsOf, type Unit } from "../panels/halfspaces.ts";
+import { unitsOf, unitsOfNeurons, type Unit } from "../panels/halfspaces.ts";
 import { columnsOf, countsOf, ranksOf, type Column } from "./samples.ts";
-import type { RunView } from "./run.svelte.ts";
+import type { RunView, Shown } from "./run.svelte.ts";
 import { studio } from "./studio.svelte.ts";
+import type { Block } from "./types.ts";
 
 const TAU = 2 * Math.PI;
 
@@ -17,7 +18,7 @@ export class Scene {
   readonly kind = $derived.by(() => this.view.info?.probe.kind ?? "unknown");
   readonly points = $derived.by((): number[][] => {
     const shape = this.view.shape("probe_x");
-    if (shape.length !== 3 || shape[2] !== 2) return [];
+    if (shape.length < 3 || shape.slice(2).reduce((a, b) => a * b, 1) !== 2) return [];
     const { value } = this.view.array("probe_x", 0);
     return value
       ? Array.from({ length: value.values.length / 2 }, (_, i) => [value.values[2 * i], value.values[2 * i + 1]])
@@ -41,9 +42,26 @@ export class Scene {
     return ends.length ? [Math.min(...ends.map(([low]) => low)), Math.max(...ends.map(([, high]) => high))] : null;
   });
 
-  readonly layers = $derived.by(() => this.view.shape("normals")[1] ?? 0);
-  readonly width = $derived.by(() => this.view.shape("normals")[2] ?? 0);
-  readonly inputs = $derived.by(() => this.view.shape("normals")[3] ?? 0);
+  /** Whose half-spaces there are: those of every gate of a linearly gated network, or of another one's first neurons. */
+  readonly spaces = $derived.by((): "normals" | "neurons" | null =>
+    this.view.has("normals") ? "normals" : this.view.has("neuron_biases") ? "neurons" : null,
+  );
+  /** The arrays that hold them. */
+  readonly parts = $derived.by((): string[] =>
+    this.spaces === "neurons" ? ["neurons", "neuron_norms", "neuron_biases"] : ["normals", "offsets"],
+  );
+  /** The array that says of which step they are. */
+  readonly borders = $derived.by((): Shown<Block> | null =>
+    this.spaces ? this.view.array(this.spaces === "normals" ? "normals" : "neuron_biases") : null,
+  );
+  /** [layers, width, inputs]. */
+  readonly #sizes = $derived.by((): number[] => {
+    const shape = this.spaces ? this.view.shape(this.spaces).slice(1) : [];
+    return this.spaces === "neurons" ? [1, ...shape] : shape;
+  });
+  readonly layers = $derived.by(() => this.#sizes[0] ?? 0);
+  readonly width = $derived.by(() => this.#sizes[1] ?? 0);
+  readonly inputs = $derived.by(() => this.#sizes[2] ?? 0);
   readonly layer = $derived.by(() => {
     const asked = studio.place.query.layer;
     return asked === undefined
@@ -55,9 +73,16 @@ export class Scene {
     const asked = studio.place.query.unit;
     return asked === undefined ? null : Math.trunc(Number(asked)) || 0;
   });
-  /** Every layer's units, for inputs in the plane; normals and offsets of the same step, else those shown last. */
+  /** Every layer's units, for inputs in the plane; all their parts of the same step, else those shown last. */
   readonly units = $derived.by((): Unit[][] => {
     if (this.inputs !== 2) return [];
+    if (this.spaces === "neurons") {
+      const { value: biases, step } = this.borders!;
+      const [neurons, norms] = ["neurons", "neuron_norms"].map((name) => this.view.array(name, step));
+      const whole = biases && neurons.value && norms.value && neurons.step === step && norms.step === step;
+      if (whole) this.#units = [unitsOfNeurons(neurons.value!.values, norms.value!.values, biases.values)];
+      return this.#units;
+    }
     const normals = this.view.array("normals");
     const offsets = this.view.has("offsets") ? this.view.array("offsets") : null;
     if (!normals.value || (offsets && (!offsets.value || offsets.step !== normals.step))) return this.#units;

@@ -3,6 +3,7 @@
 import type { Look } from "../panels/draw.ts";
 import { format, parse, withQuery, type Place } from "./address.ts";
 import { Library } from "./library.ts";
+import type { MarkKey } from "./marks.ts";
 import { makeSource } from "./source.ts";
 
 const THEME = "unlazy-theme";
@@ -40,7 +41,7 @@ class Studio {
   place = $state.raw<Place>(parse(location.hash));
   dark = $state(false);
   look = $state.raw<Look>({} as Look);
-  hover = $state.raw<number[] | null>(null); // samples under the pointer
+  hover = $state.raw<{ key: MarkKey; samples: number[] } | null>(null); // samples under the pointer
   hoverUnit = $state.raw<{ layer: number; unit: number } | null>(null);
   helping = $state(false);
   rail = $state<number | null>(null); // the step that the rail stands at
@@ -63,8 +64,9 @@ class Studio {
   }
 
   /** Samples to mark in every panel: what the pointer is on, else what the address keeps. */
-  get marks(): number[] {
-    return this.hover ?? (this.place.query.mark ?? "").split(",").filter(Boolean).map(Number);
+  marksOf(key: MarkKey): number[] {
+    if (this.hover?.key === key) return this.hover.samples;
+    return (this.place.query[key] ?? "").split(",").filter(Boolean).map(Number);
   }
 
   #wear(dark: boolean): void {

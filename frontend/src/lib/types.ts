@@ -130,6 +130,13 @@ export interface Alike {
   why: string;
 }
 
+/** Whether two runs hold the same samples; `order[i]`: which of the second is sample i of the first, null for i itself. */
+export interface Matched {
+  same: boolean | null;
+  order: number[] | null;
+  why: string;
+}
+
 export interface ClaimPart {
   name: string;
   verdict?: string;

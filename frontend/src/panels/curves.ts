@@ -119,13 +119,13 @@ export function pickAngle(px: number, width: number, height: number): number | n
 export interface Strip {
   values: ArrayLike<number>; // one number per sample
   bands: { name: string; samples: number[] }[];
+  marks: number[]; // samples
 }
 export interface StripView extends Strip {
   second?: Strip | null; // of another run: beside the first in every column, blue and orange
   low: number;
   high: number;
   log?: boolean;
-  marks: number[]; // samples
 }
 
 const spread = (i: number): number => ((i * 0.6180339887) % 1) - 0.5; // even and the same every time
@@ -169,7 +169,6 @@ export function drawStrips(pen: Pen, width: number, height: number, view: StripV
   const label = (name: string): string =>
     name.length * 6.2 > wide ? `${name.slice(0, Math.max(1, Math.floor(wide / 6.2) - 1))}\u2026` : name;
   axes(pen, box, look, (v) => v, y, [], yTicks);
-  const marked = new Set(view.marks);
   names.forEach((name, b) => {
     text(pen, look, label(name), box.left + (b + 0.5) * wide, box.bottom + 15, { colour: look.quiet });
     for (const own of view.second ? [view, view.second] : [view]) {
@@ -184,7 +183,7 @@ export function drawStrips(pen: Pen, width: number, height: number, view: StripV
         .sort((p, q) => p - q);
       if (sorted.length)
         pen.fillRect(middle - 1.1 * half, Math.round(y(sorted[sorted.length >> 1])) - 1, 2.2 * half, 2.5);
-      for (const at of dots) if (marked.has(at.sample)) ring(pen, at, look.ink);
+      for (const at of dots) if (own.marks.includes(at.sample)) ring(pen, at, look.ink);
     }
   });
 }
@@ -210,7 +209,7 @@ export function pickStrip(px: number, py: number, width: number, height: number,
 export interface AgainstView {
   targets: ArrayLike<number>; // [n * outputs], as the output
   values: ArrayLike<number>;
-  second?: { targets: ArrayLike<number>; values: ArrayLike<number> } | null;
+  second?: { targets: ArrayLike<number>; values: ArrayLike<number>; marks: number[] } | null;
   outputs: number;
   low: number; // of the output
   high: number;
@@ -251,13 +250,12 @@ export function drawAgainst(pen: Pen, width: number, height: number, view: Again
   pen.fillStyle = view.second ? look.cool : look.ink;
   const spots = againstSpots(view, x, y);
   for (const at of spots) dot(pen, at.x, at.y, 2.4);
-  if (view.second) {
-    pen.fillStyle = look.warm;
-    for (const at of againstSpots({ ...view, ...view.second }, x, y)) dot(pen, at.x, at.y, 2.4);
-  }
+  const second = view.second ? againstSpots({ ...view, ...view.second }, x, y) : [];
+  pen.fillStyle = look.warm;
+  for (const at of second) dot(pen, at.x, at.y, 2.4);
   pen.globalAlpha = 1;
-  const marked = new Set(view.marks);
-  for (const at of spots) if (marked.has(at.sample)) ring(pen, at, look.ink);
+  for (const at of spots) if (view.marks.includes(at.sample)) ring(pen, at, look.ink);
+  for (const at of second) if (view.second!.marks.includes(at.sample)) ring(pen, at, look.ink);
 }
 
 export function pickAgainst(px: number, py: number, width: number, height: number, view: AgainstView): number | null {

@@ -21,6 +21,12 @@ export function unitsOf(normals: Float32Array, offsets: Float32Array | null, lay
   });
 }
 
+/** The same of neurons, kept as directions [units, 2] with norms and biases beside them. */
+export function unitsOfNeurons(directions: Float32Array, norms: Float32Array, biases: Float32Array): Unit[] {
+  const offsets = biases.map((bias, i) => bias / (norms[i] || 1)); // of a neuron without weights only the sign counts
+  return unitsOf(directions, offsets, 0, biases.length);
+}
+
 /** Share of the unit circle on which a unit is open. */
 export const openShare = (unit: Unit): number => Math.acos(clamp(unit.d, -1, 1)) / Math.PI;
 

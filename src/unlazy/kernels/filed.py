@@ -184,8 +184,13 @@ class GramFile:
     def write(self, place: Place, block: Tensor, seconds: float) -> None:
         """A tile and its mirror image, then the receipt."""
         kept = {at: values.cpu().contiguous().numpy() for at, values in self._with_mirror(place, block)}
-        for at, values in kept.items():
-            self._array[self._part(at)] = values
+        try:
+            for at, values in kept.items():
+                self._array[self._part(at)] = values
+        except OSError as error:
+            raise StoreError(
+                f"could not write {self.path}: {error.strerror or error}. Make room and run the same again."
+            ) from error
         receipt = {
             "checksums": {f"{at[0]}-{at[1]}": _bytes_checksum(values) for at, values in kept.items()},
             "seconds": round(seconds, 4),

@@ -24,17 +24,13 @@ from unlazy.kernels.compare import (
 )
 from unlazy.kernels.gated import Gated, exact, has_hard_gates
 from unlazy.kernels.overlap import overlap_kernel, path_count
-from unlazy.models.net import GatedNet
-from unlazy.probes.halfspaces import half_spaces
-from unlazy.probes.neurons import directions, first_weights
 from unlazy.runtime import InputError, Unsupported, require
-from unlazy.scope import linear
+from unlazy.scope import first_layer, linear
 from unlazy.scope.gates import open_gates
 from unlazy.scope.probe import Chosen, Probe, losses, right
 from unlazy.scope.tangent import Measured, TangentLook, idle_seconds
 
 VIEWS = ("paths", "tangents", "neurons")
-NEURON_NUMBERS = 2**20  # weights of a first layer that are kept at every measurement
 MOST_GROUPS = 64
 # The most samples that each expensive look takes; fewer where those would take longer than LOOK_SECONDS, but LEAST_ROWS.
 MOST_ROWS = {"gates": 1024, "paths": 1024, "linear": 1024, "overlap": 512, "tangent": 512}
@@ -290,14 +286,15 @@ class Instruments:
         return {"parameter_motion": _joint_norm(moves) / self._size}
 
     def neurons(self, step: int) -> Measured:
-        """Directions and norms of the first layer's weights; half-spaces of linearly gated networks."""
-        weights = first_weights(self.model)
-        many = weights.numel()
-        require(many <= NEURON_NUMBERS, f"the first layer has {many} weights, more than {NEURON_NUMBERS}")
-        measured = dict(zip(("neurons", "neuron_norms"), directions(weights), strict=True))
-        if isinstance(self.model, GatedNet) and self.model.settings.gating == "linear":
-            spaces = half_spaces(self.model)
-            measured |= {"normals": spaces.normals, "offsets": spaces.offsets}
+        """Directions and norms of the first layer's weights; half-spaces, where they are of the plane or of linear gates."""
+        measured = first_layer.neurons(self.model)
+        if "normals" not in measured and first_layer.in_plane(self.probe.x) and "half_spaces" not in self.left_out:
+            try:
+                measured["neuron_biases"] = first_layer.biases(self.model, self.probe.x)
+            except Exception as error:  # whatever a stranger's model raises; its neurons are seen all the same
+                self.left_out["half_spaces"] = _reason(error)
+                if step > 0:
+                    self.fallen["half_spaces"] = self.left_out["half_spaces"]
         return measured
 
     def gates(self, step: int) -> Measured:

@@ -1,4 +1,4 @@
-"""Whether the rows of two kernels are the same samples: only then does their difference mean anything."""
+"""Whether two runs were measured on the same samples: what a difference of kernels and a mark on both mean."""
 
 from __future__ import annotations
 
@@ -37,6 +37,56 @@ def alike(first: OpenRun, second: OpenRun, quantity: str) -> Alike:
     return _by_fingerprint(_Told.of(first, quantity), _Told.of(second, quantity))
 
 
+@dataclass(frozen=True)
+class Matched:
+    """``same``: whether two runs hold the same samples; ``None`` where they do not tell.
+
+    ``order``: for every sample of the first run its number in the second; ``None`` where the numbers are the same.
+    """
+
+    same: bool | None
+    order: list[int] | None
+    why: str
+
+
+def matched(first: OpenRun, second: OpenRun) -> Matched:
+    """Which samples of two runs are the same ones, so that a mark stands for one sample in both."""
+    if first.folder == second.folder:
+        return Matched(True, None, "Both are members of one run, over the same samples.")
+    other = Matched(False, None, "The two runs hold different samples: a mark belongs to its own run.")
+    inputs = [None if x is None else x.astype(np.float32) for x in map(inputs_of, (first, second))]
+    if inputs[0] is not None and inputs[1] is not None:
+        order = _order(inputs[0], inputs[1])
+        if order is None:
+            return other
+        if order == sorted(order):
+            return Matched(True, None, "Both runs hold the same samples: they keep the same inputs.")
+        return Matched(True, order, "Both runs hold the same samples, in another order: a mark follows its sample.")
+    sizes = {size for size in (probe_of(first).n, probe_of(second).n) if size is not None}
+    told = _by_fingerprint(_Told.of(first, "probe_x"), _Told.of(second, "probe_x"))
+    if told.same is False or len(sizes) > 1:
+        return other
+    if told.same:
+        return Matched(True, None, "Both runs hold the same samples: their data have the same fingerprint.")
+    return Matched(None, None, "The runs do not say whether they hold the same samples: a mark is a number in both.")
+
+
+def _order(first: NDArray[np.float32], second: NDArray[np.float32]) -> list[int] | None:
+    """The place in ``second`` of every row of ``first``, equal rows in turn; ``None`` unless both hold the same rows."""
+    if first.shape != second.shape:
+        return None
+    places: dict[bytes, list[int]] = {}
+    for place, row in enumerate(second + 0.0):  # so that -0 is 0
+        places.setdefault(row.tobytes(), []).append(place)
+    order = []
+    for row in first + 0.0:
+        waiting = places.get(row.tobytes())
+        if not waiting:
+            return None
+        order.append(waiting.pop(0))
+    return order
+
+
 def _size(opened: OpenRun, quantity: str) -> int:
     steps = opened.steps(quantity, opened.own_member)
     if not steps:
@@ -63,9 +113,11 @@ def _by_inputs(first: NDArray[np.float32], second: NDArray[np.float32]) -> Alike
     differing = int((first != second).reshape(len(first), -1).any(1).sum())
     if differing == 0:
         return Alike(True, "Both kernels are over the same samples: the runs keep the same inputs.")
+    turned = _order(first, second) is not None
+    on = "the same samples in another order" if turned else "different samples"
     return Alike(
         False,
-        f"The two runs were measured on different samples: {differing} of {len(first)} rows have other inputs, "
+        f"The two runs were measured on {on}: {differing} of {len(first)} rows have other inputs, "
         "so entry by entry there is nothing to subtract.",
     )
 

@@ -89,8 +89,10 @@ def alignment(run: Run, names: tuple[str, ...], step: int, member: int) -> Figur
 
 def half_spaces(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
     """Every half-space of the plane, one row a layer: filled where the unit is open."""
-    normals = run.array(names[0], step)[member]
-    offsets = run.array(names[0].replace("normals", "offsets"), step)[member]
+    from unlazy.studio.openrun import open_folder
+    from unlazy.studio.units import half_spaces_at
+
+    normals, offsets = half_spaces_at(open_folder(run.folder), names[0], step, member)
     layers, units = offsets.shape
     figure, axes = plots.grid(1, 1, (0.55 * units + 1, 0.62 * layers + 0.6))
     plots.half_planes(axes[0, 0], normals, offsets)
@@ -197,12 +199,12 @@ def table(run: Run, names: tuple[str, ...], step: int, member: int) -> Figure:
 def inputs(run: Run, names: tuple[str, ...], step: int, member: int, layer: int) -> Figure:
     """The samples in the plane of inputs, the output behind them where it was stored, and the borders of one layer's gates."""
     from unlazy.studio.openrun import open_folder
-    from unlazy.studio.probe import probe_of
+    from unlazy.studio.probe import inputs_of, probe_of
+    from unlazy.studio.units import half_spaces_at
 
     opened = open_folder(run.folder)
     probe = probe_of(opened)
-    made = probe.made.get("probe_x")
-    points = np.asarray(opened.stored("probe_x", opened.steps("probe_x")[0], 0).read() if made is None else made)
+    points = np.asarray(inputs_of(opened)).reshape(-1, 2)
     extent = 1.15 * float(np.abs(points).max())
     figure, axes = plots.grid(1, 1, (4.4, 4.4))
     if "grid_output" in names:
@@ -211,10 +213,10 @@ def inputs(run: Run, names: tuple[str, ...], step: int, member: int, layer: int)
         output = opened.stored("grid_output", step, member).read().reshape(side, side)
         box = (-extent, extent, -extent, extent)
         axes[0, 0].imshow(output, origin="lower", extent=box, cmap="RdBu_r", vmin=-1, vmax=1, alpha=0.6)
-    if "normals" in names:
-        normals = opened.stored("normals", step, member).read()[layer]
-        offsets = opened.stored("offsets", step, member).read()[layer] if "offsets" in names else np.zeros(len(normals))
-        for normal, offset in zip(normals, offsets, strict=True):
+    kept = next((name for name in names if name != "grid_output"), None)
+    if kept is not None:
+        normals, offsets = half_spaces_at(opened, kept, step, member)
+        for normal, offset in zip(normals[layer], offsets[layer], strict=True):
             length = np.hypot(*normal) or 1.0
             foot, along = -offset * normal / length**2, np.array([-normal[1], normal[0]]) / length
             ends = np.stack([foot - 3 * extent * along, foot + 3 * extent * along])
@@ -223,7 +225,7 @@ def inputs(run: Run, names: tuple[str, ...], step: int, member: int, layer: int)
     high = None if probe.y is None else probe.y[:, 0] > probe.y[:, 0].mean()
     colour = plots.COLOURS["blue"] if high is None else np.where(high, plots.COLOURS["blue"], plots.COLOURS["orange"])
     axes[0, 0].scatter(*points.T, s=8, c=colour, linewidths=0)
-    title = f"half-spaces of layer {layer + 1}, step {step}" if "normals" in names else f"inputs, step {step}"
+    title = f"inputs, step {step}" if kept is None else f"half-spaces of layer {layer + 1}, step {step}"
     axes[0, 0].set(aspect="equal", xlim=(-extent, extent), ylim=(-extent, extent), title=title)
     return figure
 

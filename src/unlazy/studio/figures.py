@@ -71,7 +71,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
         drawings.unit_curves,
     )
 }
-OF_FOLDERS = {"curves", "heat_map", "half_spaces", "along", "table"}  # read the run folder by its own names and places
+OF_FOLDERS = {"curves", "heat_map", "along", "table"}  # read the run folder by its own names and places
 
 
 def draw(run: Run, request: Request) -> Figure:

@@ -11,6 +11,7 @@ difference-MAP, and a scalar or an array together with ``other``: two runs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from unlazy.studio.answers import BadRequest, NotHere
 from unlazy.studio.figures import OF_FOLDERS, Request, kind_of
 from unlazy.studio.openrun import OpenRun
 from unlazy.studio.probe import probe_of
-from unlazy.studio.units import WHAT
+from unlazy.studio.units import BIASES, WHAT, kept_as
 
 NUMBERS = ("step", "member", "layer", "unit", "member2")
 ALIGNED = ("overlap", "tangent")
@@ -68,6 +69,8 @@ def request(opened: OpenRun, panel: str, given: Mapping[str, int], other: OpenRu
         return _of_array(opened, quantity, step, member)
     if panel == "halfspaces":
         return _inputs(opened, given)
+    if panel == "units" and kept_as(opened, member) == BIASES:
+        return Request("half_spaces", (BIASES,), shown_step(opened, BIASES, step, member), member)
     return _of_array(opened, "normals" if panel == "units" else panel, step, member)
 
 
@@ -126,9 +129,11 @@ def _inputs(opened: OpenRun, given: Mapping[str, int]) -> Request:
     if made is None and not opened.steps("probe_x"):
         raise NotHere(f"{opened.key} keeps no inputs (probe_x): there is no plane to draw.")
     shape = opened.stored("probe_x", opened.steps("probe_x")[0], 0).shape()[0][1:] if made is None else made.shape
-    if len(shape) != 2 or shape[1] != 2:
+    if math.prod(shape[1:]) != 2:
         raise NotHere(f"the inputs of {opened.key} are {' x '.join(map(str, shape))}, not points of a plane.")
-    names = tuple(name for name in ("normals", "offsets", "grid_output") if opened.steps(name, member))
+    kept = kept_as(opened, member)
+    grid = ("grid_output",) if opened.steps("grid_output", member) else ()
+    names = grid if kept is None else (kept, *grid)
     last = max(opened.steps(names[0], member), default=0) if names else 0
     step = shown_step(opened, names[0], given.get("step"), member) if names else given.get("step", last)
     return Request("inputs", names, step, member, {"layer": given.get("layer", 0)})

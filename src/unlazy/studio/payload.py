@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from unlazy.claims.scorecard import SCALE_ORDER, load_results, results_folder, scorecard
 from unlazy.runtime import StoreError
 from unlazy.studio import analysis, figures, levels, panels
-from unlazy.studio.alike import alike
+from unlazy.studio.alike import alike, matched
 from unlazy.studio.analysis import Once
 from unlazy.studio.answers import Answer, BadRequest, NotHere, address, as_json, whole
 from unlazy.studio.levels import LARGEST_SIDE
@@ -54,6 +54,7 @@ class Payload:
             "levels": self.levels,
             "frames": self.frames,
             "alike": self.alike,
+            "matched": self.matched,
             "difference": self.difference,
             "embedding": self.embedding,
             "spectrum": self.spectrum,
@@ -234,7 +235,6 @@ class Payload:
         request = self._panel(opened, panel, parameters)
         for name in request.names if request.kind in figures.OF_FOLDERS else ():
             opened.check(name)
-            opened.check(name.replace("normals", "offsets"))
         with self._drawing:
             body = figures.render(figures.draw(opened.run, request), form)
         return Answer(body, figures.FORMATS[form])
@@ -254,6 +254,11 @@ class Payload:
         """Whether a kernel is over the same samples as that of another run, and how one knows."""
         opened, quantity = self._named(rest)
         return as_json(asdict(alike(opened, self.shelf.open(parameters.get("other", "")), quantity)))
+
+    def matched(self, rest: list[str], parameters: Parameters) -> Answer:
+        """Whether two runs hold the same samples, and in which order."""
+        first, second = self.shelf.open("/".join(rest)), self.shelf.open(parameters.get("other", ""))
+        return as_json(asdict(matched(first, second)))
 
     def difference(self, rest: list[str], parameters: Parameters) -> Answer:
         """A kernel minus that of another run, each over its mean diagonal, as the page draws it; as npy or csv."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,8 +174,9 @@ def _stored_probe(opened: OpenRun, scope: Mapping[str, Any], data: Any) -> Probe
     x = opened.stored("probe_x", opened.steps("probe_x")[0], 0).read()
     y, numbered = _stored_targets(opened, len(x))
     circle = isinstance(data, Mapping) and data.get("name") == "circle"
-    guessed = "points2d" if x.shape[1:] == (2,) else "image" if x.ndim == 4 else "vectors"
-    kind = "circle" if circle else str(scope.get("probe_kind") or guessed)
+    guessed = "image" if x.ndim == 4 else "vectors"
+    plane = math.prod(x.shape[1:]) == 2  # two numbers are a point, however they are wrapped
+    kind = "circle" if circle else "points2d" if plane else str(scope.get("probe_kind") or guessed)
     image = scope.get("image_shape") or (list(x.shape[1:]) if x.ndim == 4 else None)
     options = data.get("options") if isinstance(data, Mapping) else None
     frequencies = None

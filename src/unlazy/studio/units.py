@@ -13,11 +13,34 @@ from unlazy.studio.openrun import OpenRun
 from unlazy.studio.probe import inputs_of, probe_of
 
 WHAT = ("turned", "length", "open")
+BIASES = "neuron_biases"  # beside ``neurons`` and ``neuron_norms``: the half-spaces of a first layer
+
+
+def kept_as(opened: OpenRun, member: int) -> str | None:
+    """The name under which a run keeps half-spaces: of all layers, or of the first one; ``None`` where it keeps none."""
+    return next((name for name in ("normals", BIASES) if opened.steps(name, member)), None)
+
+
+def half_spaces_at(
+    opened: OpenRun, kept: str, step: int, member: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Normals ``[layers, units, d]`` and offsets ``[layers, units]`` at a step, under either name."""
+
+    def read(name: str) -> NDArray[np.float64]:
+        return opened.stored(name, step, member).read().astype(np.float64)
+
+    if kept == BIASES:
+        return (read("neurons") * read("neuron_norms")[:, None])[None], read(BIASES)[None]
+    normals, offsets = read(kept), kept.replace("normals", "offsets")
+    return normals, read(offsets) if step in opened.steps(offsets, member) else np.zeros(normals.shape[:-1])
 
 
 @dataclass(frozen=True)
 class Story:
-    """A unit at every stored step: ``vectors [T, d]`` and, for half-spaces, ``offsets [T]``."""
+    """A unit at every stored step: ``vectors [T, d]`` and, for half-spaces, ``offsets [T]``.
+
+    Vectors of neurons are directions, or the weights themselves where biases say on which half-space a neuron is open.
+    """
 
     steps: list[int]
     vectors: NDArray[np.float64]
@@ -39,6 +62,12 @@ def story(opened: OpenRun, quantity: str, member: int, layer: int, unit: int) ->
     offsets = None
     if quantity == "normals" and opened.steps("offsets", member) == steps:
         offsets = np.array([opened.stored("offsets", step, member).read()[layer, unit] for step in steps], np.float64)
+    if quantity == "neurons" and opened.steps(BIASES, member) == opened.steps("neuron_norms", member) == steps:
+        norms, offsets = (
+            np.array([opened.stored(name, step, member).read()[unit] for step in steps], np.float64)
+            for name in ("neuron_norms", BIASES)
+        )
+        return Story(steps, np.stack(vectors) * norms[:, None], offsets)
     return Story(steps, np.stack(vectors), offsets)
 
 
