@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -105,6 +106,13 @@ def test_one_worker_serves_jobs_one_after_another(tmp_path: Path, here: Any) -> 
         path = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}.zarr"
         found = gram_file(path, net(seed), data(9), tile=4, client=here).array()[...]
         assert torch.allclose(torch.from_numpy(found), tangent_kernel(net(seed), data(9)), rtol=1e-12)
+
+
+def test_a_file_that_was_deleted_and_begun_with_other_tiles_is_a_new_one(tmp_path: Path, here: Any) -> None:
+    for tile in (4, 3, 5):
+        found = gram_file(tmp_path / "k.zarr", net(), data(20), tile=tile, client=here).array()[...]
+        assert torch.allclose(torch.from_numpy(found), tangent_kernel(net(), data(20)), rtol=1e-12)
+        shutil.rmtree(tmp_path / "k.zarr")
 
 
 def test_a_cluster_without_workers_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ def spread(client: Client, job: Job, file: GramFile, places: Sequence[Place], do
     def submit() -> None:
         while waiting and len(running) < AHEAD * max(1, sum(client.nthreads().values())):
             place = waiting.popleft()
-            future = client.submit(tile_on_worker, shared, str(file.path), file.about["job"], place, pure=False)
+            where = str(file.path), file.tile, file.about["job"]
+            future = client.submit(tile_on_worker, shared, *where, place, pure=False)
             running[future] = place
             finished.add(future)
 
@@ -90,7 +91,7 @@ def _worker_died(error: BaseException) -> bool:
     return isinstance(error, KilledWorker)
 
 
-def tile_on_worker(job: Job, path: str, identity: dict[str, Any], place: Place) -> Place:
+def tile_on_worker(job: Job, path: str, tile: int, identity: dict[str, Any], place: Place) -> Place:
     """One tile at a time in a process, with as many threads as its worker has."""
     from distributed import get_worker
 
@@ -99,16 +100,17 @@ def tile_on_worker(job: Job, path: str, identity: dict[str, Any], place: Place) 
     if job.memory is None and limit:
         job = replace(job, memory=int(FREE_SHARE * limit))
     with _ONE_AT_A_TIME, runtime.threads(worker.state.nthreads):
-        compute(*_opened(job, path, identity), place)
+        compute(*_opened(job, path, tile, identity), place)
     return place
 
 
-def _opened(job: Job, path: str, identity: dict[str, Any]) -> tuple[Tiles, GramFile]:
+def _opened(job: Job, path: str, tile: int, identity: dict[str, Any]) -> tuple[Tiles, GramFile]:
     """The job of this process, opened once; an earlier one is forgotten."""
-    key = f"{path} {runtime.short_hash(identity)}"
+    key = f"{path} {tile} {runtime.short_hash(identity)}"
     if key not in _OPEN:
         _OPEN.clear()
         file = GramFile(path)
-        require(file.about["job"] == identity, f"{path} on this worker is the file of another job: share the folder.")
-        _OPEN[key] = Tiles(job, job.engine(), file.tile), file
+        same = (file.tile, file.about["job"]) == (tile, identity)
+        require(same, f"{path} on this worker is the file of another job: share the folder.")
+        _OPEN[key] = Tiles(job, job.engine(), tile), file
     return _OPEN[key]
