@@ -131,11 +131,11 @@ def claims(table: Mapping[str, Any]) -> list[Row]:
 
 
 WHY = (
-    "From one start and by one rule for stopping, adaptive features fit sooner and stop earlier than fixed ones. On MNIST they err a "
-    "little more at every size and in every seed; on CIFAR-10 the two are alike on the smallest sets, and adaptive ones come ahead "
-    "by a few per cent at 1000 images. Both are far behind the network on MNIST, and by about a tenth of its errors on CIFAR-10. The "
-    "published errors are lower throughout, those of the network at small sizes lower than such networks reach from so few images "
-    "(0.07 from 125 of MNIST, 0.30 from 1000 of CIFAR-10)."
+    "From one start and by one rule for stopping, adaptive features fit sooner and stop earlier than fixed ones. On MNIST "
+    "they err a little more at every size and in every seed; on CIFAR-10 the two are alike on the smallest sets, and "
+    "adaptive ones come ahead by a few per cent at 1000 images. Both are far behind the network on MNIST, and by about a "
+    "tenth of its errors on CIFAR-10. The published errors are lower throughout, those of the network at small sizes lower "
+    "than such networks reach from so few images (0.07 from 125 of MNIST, 0.30 from 1000 of CIFAR-10)."
 )
 
 
