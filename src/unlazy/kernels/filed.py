@@ -95,14 +95,26 @@ def _checksum(words: Sequence[str], tensors: Any) -> str:
 
 
 class Tiles:
-    """Makes blocks of a job, and keeps the features of the samples it met last, as many as the memory allows."""
+    """Makes blocks of a job. Features of all samples are kept if they fit, else those of a panel of rows, while columns pass."""
 
     def __init__(self, job: Job, kernel: Kernel, tile: int) -> None:
         self.job, self.kernel, self.tile = job, kernel, tile
         self.ready = kernel.ready if isinstance(kernel, TangentKernel) else nullcontext
         budget = int(USABLE * parse_memory(job.memory, kernel.device)) - kernel.work_bytes
-        self.room = max(2, budget // max(1, tile * kernel.feature_bytes) - 1)
+        parts = sum(-(-samples(data) // tile) for data in (job.x, job.x2) if data is not None)
+        self.hold(min(parts, budget // max(1, tile * kernel.feature_bytes) - 1), parts)
         self.kept: OrderedDict[tuple[bool, int], Any] = OrderedDict()
+        self.passing: tuple[tuple[bool, int], Any] | None = None
+
+    def hold(self, room: int, parts: int) -> None:
+        """Features of so many parts at a time, of all there are: two at least, one of them for the column."""
+        self.room = max(2, room)
+        self.all_fit = self.room >= parts
+        self.panel = parts if self.all_fit else self.room - 1
+
+    def in_order(self, places: Sequence[Place]) -> list[Place]:
+        """Panel by panel, and in a panel column by column: a column's features are made once for all rows of the panel."""
+        return sorted(places, key=lambda place: (place[0] // self.panel, place[1], place[0]))
 
     def block(self, place: Place) -> Tensor:
         """``[*tail, rows, columns]``."""
@@ -111,28 +123,43 @@ class Tiles:
 
     def _block(self, place: Place) -> Tensor:
         symmetric = self.job.x2 is None
-        left = self._features(True, place[0])
+        left = self._row(place[0])
         same = symmetric and place[0] == place[1]
-        right = left if same else self._features(symmetric, place[1])
-        height, width = (
-            _length(self._data(side), self.tile, i) for side, i in zip((True, symmetric), place, strict=True)
-        )
+        right = left if same else self._column((symmetric, place[1]))
+        sides = (True, place[0]), (symmetric, place[1])
+        height, width = (_length(self._data(of_rows), self.tile, number) for of_rows, number in sides)
         out = torch.empty((*self.kernel.tail, height, width), dtype=self.kernel.dtype, device=self.kernel.device)
         self.kernel.block(out, left, right, same=same)
         return out
 
-    def _data(self, of_rows: bool) -> Inputs:
-        return self.job.x if of_rows else self.job.x2
-
-    def _features(self, of_rows: bool, number: int) -> Any:
-        key = of_rows, number
+    def _row(self, number: int) -> Any:
+        key = True, number
         if key not in self.kept:
-            while len(self.kept) >= self.room:
+            while len(self.kept) >= self.panel:
                 self.kept.popitem(last=False)
-            begin = number * self.tile
-            self.kept[key] = self.kernel.features(take(self._data(of_rows), slice(begin, begin + self.tile)))
+            self.kept[key] = self._made(key)
         self.kept.move_to_end(key)
         return self.kept[key]
+
+    def _column(self, key: tuple[bool, int]) -> Any:
+        if key in self.kept:
+            return self.kept[key]
+        if self.all_fit:
+            self.kept[key] = self._made(key)
+            return self.kept[key]
+        if self.passing is None or self.passing[0] != key:
+            self.passing = None  # before its place is taken
+            self.passing = key, self._made(key)
+        return self.passing[1]
+
+    def _made(self, key: tuple[bool, int]) -> Any:
+        if self.passing is not None and self.passing[0] == key:
+            return self.passing[1]
+        begin = key[1] * self.tile
+        return self.kernel.features(take(self._data(key[0]), slice(begin, begin + self.tile)))
+
+    def _data(self, of_rows: bool) -> Inputs:
+        return self.job.x if of_rows else self.job.x2
 
 
 def _length(x: Inputs, tile: int, number: int) -> int:
@@ -320,14 +347,14 @@ def gram_file(
     file = begin(path, job, plan_file(job, engine, tile), engine)
     places = file.places()
     share = set(places[number * len(places) // shards : (number + 1) * len(places) // shards])
-    todo = [place for place in file.missing() if place in share]
+    tiles = Tiles(job, engine, file.tile)
+    todo = tiles.in_order([place for place in file.missing() if place in share])
     told = _counting(progress, len(share), len(share) - len(todo))
     if client is not None:
         from unlazy.kernels.cluster import spread
 
         spread(client, job, file, todo, told)
     else:
-        tiles = Tiles(job, engine, file.tile)
         for place in todo:
             compute(tiles, file, place)
             told()
