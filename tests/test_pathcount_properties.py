@@ -76,10 +76,10 @@ def test_channels_are_summed_where_only_their_sum_is_needed() -> None:
     """One number per position for plain convolutions, however many channels; one per unit where a skip needs them."""
     plain = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(9, 40, 2), nn.ReLU(), nn.Flatten())
     model, x = nn.Sequential(plain, nn.Linear(160, 3)), torch.randn(2, 1, 8, 8)
-    kernel = overlap._kernel(model, x, log=False, bias_paths=False, output=None, dtype=torch.float64)
+    kernel = overlap.overlap_engine(model, x)
     assert kernel.program.numbers == 36
     model = nn.Sequential(nn.Conv2d(1, 9, 3), nn.ReLU(), pathnets.Block(9, 9), nn.Flatten(), nn.Linear(9 * 36, 3))
-    kernel = overlap._kernel(model, x, log=False, bias_paths=False, output=None, dtype=torch.float64)
+    kernel = overlap.overlap_engine(model, x)
     assert kernel.program.numbers == 9 * 36
 
 
@@ -100,7 +100,7 @@ def test_little_memory_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(path_pairs.NUMBERS, "cpu", 1)
     monkeypatch.setattr(path_pairs, "RECORDED", 1)
     model, x = small_convolutional()
-    kernel = overlap._kernel(model, x, log=False, bias_paths=False, output=None, dtype=torch.float64)
+    kernel = overlap.overlap_engine(model, x)
     plans = (plan_gram(kernel, 9, None, memory) for memory in range(200_000, 0, -500))
     tight = next(plan for plan in plans if not plan.keep)
     assert tight.tile < 9
