@@ -237,6 +237,33 @@ def test_what_is_compared_to_a_point_waits_until_training_is_done() -> None:
     assert {told[claim] for claim in ("C21", "C23", "F5")} == {"holds"}
 
 
+def risen(before: float, after: float, epochs: int = 10) -> list[dict[str, float]]:
+    """Looks of a training whose accuracies, in percent, were so high by two thirds of it and at the end."""
+    looks = ((1, before - 30), (epochs // 2, before), (epochs - 1, after), (epochs, after - 2))
+    return [{"epoch": epoch, **dict.fromkeys(("test_as_trained", "train_as_trained"), p / 100)} for epoch, p in looks]
+
+
+def test_training_is_also_done_when_what_is_compared_stands_still() -> None:
+    def told(**curves: list[dict[str, float]]) -> dict[str, str]:
+        results = first_table()
+        for made in results["cells"]:
+            if made["model"] in curves:
+                made["curve"] = curves[made["model"]]
+            if made["model"] == "relu":
+                made["train_as_trained"] = 0.86
+        return verdicts(results)
+
+    still, rising = risen(72.0, 72.4), risen(72.0, 72.6)
+    assert {told(relu=still, dlgn=still, pwc=still)[claim] for claim in ("C20", "C22", "C25")} == {"holds"}
+    assert told(relu=still, dlgn=still, pwc=rising)["C20"] == "cannot tell"
+    assert told(relu=still, dlgn=still, pwc=rising)["C22"] == "holds"  # does not speak of constant experts
+    assert told(relu=rising, dlgn=still, pwc=still)["C25"] == "cannot tell"
+    assert told(relu=still, dlgn=still)["C20"] == "cannot tell"  # nobody looked on the way
+    split = [look | {"train_as_trained": k / 10} for k, look in enumerate(still)]
+    assert told(relu=split, dlgn=still, pwc=still)["C20"] == "holds"
+    assert told(relu=split, dlgn=still, pwc=still)["C22"] == "partly"  # tests stand still, training does not
+
+
 def test_the_bar_counts_at_the_length_that_is_compared() -> None:
     results = first_table()
     for made in results["cells"]:
