@@ -488,6 +488,12 @@ def test_long_trainings_say_how_far_they_are() -> None:
     assert said == [f"x: epoch {done} of 75" for done in (8, 15, 23, 30, 38, 45, 53, 60, 68, 75)]
 
 
+def test_networks_trained_together_say_how_far_they_are(tmp_path: Path) -> None:
+    said: list[str] = []
+    train.run(SCALES["smoke", 1], tmp_path / "kept.json", "smoke", only="main,relu|dln,0", follow=said.append)
+    assert said == [f"2 networks together: epoch {done} of 2" for done in (1, 2)]
+
+
 def test_merging_keeps_every_cell_and_the_newer_of_two() -> None:
     first = {"study": "table2", "cells": [{"key": "a", "test": 1}, {"key": "b", "test": 2}]}
     second = {"study": "table2", "cells": [{"key": "b", "test": 3}, {"key": "c", "test": 4}]}

@@ -262,7 +262,13 @@ def run(
     stacked = [cell for cell in wanted if cell.in_stack() and cell_key(cell, pictures) not in _done(path)]
     if stacked:
         told = f"{len(stacked)} networks together"
-        for result in run_stacks(stacked, pictures, device, runs or path.parent / "runs", scale, progress):
+        tenth = tenths(follow, told)
+
+        def both(done: int, total: int) -> None:
+            progress(done, total)
+            tenth(done, total)
+
+        for result in run_stacks(stacked, pictures, device, runs or path.parent / "runs", scale, both):
             add(path, settings, scale, result)
             tell(f"{_said(result)} ({told})")
     for number, cell in enumerate(wanted):
