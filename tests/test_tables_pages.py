@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from unlazy.models.fused import plain_backward, plain_forward
 from unlazy.models.gates import HardGate
 from unlazy.runtime import InputError
 from unlazy.store import Run
-from unlazy.studies.halfspace.tables import campaign, dynamics, figures, measure, pages, train
+from unlazy.studies.halfspace.tables import campaign, cooled, dynamics, figures, measure, pages, train
 from unlazy.studies.halfspace.tables.claims import claims
 from unlazy.studies.halfspace.tables.settings import SCALES, cells
 
@@ -92,6 +93,48 @@ def test_kernels_follow_the_run_folders(tmp_path: Path) -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(dynamics.network_of(job).parameters(), first.parameters(), strict=True)
     )
+
+
+def test_cooling_goes_on_from_the_last_state_at_a_tenth_of_the_rate(tmp_path: Path) -> None:
+    settings = SCALES["smoke", 1]
+    wanted = [one for one in cells(settings) if one.in_stack() and one.model in ("relu", "dlgn")]
+    pictures = train.Pictures(settings)
+    trained = {one["model"]: one for one in train.run_stacks(wanted, pictures, "cpu", tmp_path, "smoke")}
+    folders = dynamics.folders_in(tmp_path)
+    cold = {}
+    for folder in folders:
+        (net,) = cooled.cool(folder, *pictures.get("digits"), epochs=2)
+        cold[net["model"]] = net
+        assert (net["epochs_before"], net["epochs"], len(net["curve"])) == (2, 2, 2)
+        assert net["rate"] == pytest.approx(0.1 * net["rate_before"]) == pytest.approx(0.1 * settings.lr)
+        for name, value in net["before"].items():  # the last state, not another one
+            assert value == trained[net["model"]][name]
+        assert net["after"] == {name: net["curve"][-1][name] for name in net["after"]}
+    out = tmp_path / "paper-cooled.json"
+    cooled.main(["--runs", str(tmp_path), "--out", str(out), "--epochs", "2"])
+    written = json.loads(out.read_text())
+    assert len(written["provenance"]["data_sha256"].split()) == 2
+    for net in written["networks"]:  # the same images, weights and batches in another process
+        assert net["curve"][-1]["loss"] == pytest.approx(cold[net["model"]]["curve"][-1]["loss"], rel=1e-5)
+    with pytest.raises(InputError, match="no runs"):
+        dynamics.folders_in(tmp_path / "nothing")
+
+
+def test_cooled_networks_are_a_control_of_c20() -> None:
+    def c20(cold: dict[str, Any] | None) -> dict[str, Any]:
+        return next(row for row in claims(first_table() | {"cooled": cold}) if row["id"] == "C20")
+
+    nets = [
+        {"model": model, "epochs": 5, "after": {"train_as_trained": 0.8, "test_as_trained": test}}
+        for model, test in (("relu", 0.731), ("dlgn", 0.65))
+    ]
+    without, told = c20(None), c20({"networks": nets})
+    assert told["verdict"] == without["verdict"] == "holds"  # a control does not judge
+    assert (
+        "After 5 more epochs at a tenth of the rate: ReLU 73.1 % (training 80.0 %), DLGN, soft gates 65.0 %"
+        in told["why"]
+    )
+    assert len(told["controls"]) == len(without["controls"]) + 4
 
 
 def test_dead_classes_are_marked() -> None:

@@ -27,7 +27,7 @@ from unlazy.kernels.compare import centered_alignment, kernel_distance, kernel_v
 from unlazy.kernels.overlap import overlap_kernel
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.conv import GatedImageNet, build_images
-from unlazy.runtime import require, threads
+from unlazy.runtime import provenance, require, threads
 from unlazy.store import Run, write_file
 
 KERNELS = ("overlap", "tangent")
@@ -52,6 +52,19 @@ def fixed_images(images: Images, per_class: int = PER_CLASS) -> Images:
     """The first images of every class, class by class."""
     rows = [torch.nonzero(images.labels == label)[:per_class, 0] for label in range(len(images.classes))]
     return images.take(torch.cat(rows))
+
+
+def folders_in(runs: Path) -> list[Path]:
+    """The run folders in a folder, at least one."""
+    found = sorted(path.parent for path in runs.glob("*/run.json"))
+    require(len(found) > 0, f"there are no runs in {runs}.")
+    return found
+
+
+def trained_on(folder: Path, data: Path | None = None) -> Images:
+    """The training images of a run."""
+    about = Run(folder).header["data"]
+    return load_images(about["name"], "train", data).take(slice(about["images"]))
 
 
 def jobs_of(folder: Path) -> list[Job]:
@@ -155,10 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--workers", type=int, default=1)
     chosen = parser.parse_args(arguments)
-    folders = sorted(path.parent for path in chosen.runs.glob("*/run.json"))
-    require(len(folders) > 0, f"there are no runs in {chosen.runs}.")
-    data = Run(folders[0]).header["data"]
-    images = fixed_images(load_images(data["name"], "train", chosen.data).take(slice(data["images"])))
+    folders = folders_in(chosen.runs)
+    images = fixed_images(trained_on(folders[0], chosen.data))
 
     def write(line: str) -> None:
         sys.stdout.write(line + "\n")
@@ -174,15 +185,11 @@ def save(path: Path, folders: Sequence[Path], images: Images) -> None:
     write_file(path, (json.dumps(dynamics_of(folders, images), allow_nan=False) + "\n").encode())
 
 
-def load_dynamics(path: Path) -> dict[str, Any]:
-    """What ``save`` wrote."""
-    return dict(json.loads(path.read_text()))
-
-
 def dynamics_of(folders: Sequence[Path], images: Images) -> dict[str, Any]:
     """All networks of all runs, as one plain table."""
     found = [table for folder in folders for table in dynamics(folder, images.labels, len(images.classes))]
-    return {"images": len(images), "classes": list(images.classes), "networks": found}
+    made_by = provenance("float32", "cpu") | {"images_sha256": images.fingerprint}
+    return {"images": len(images), "classes": list(images.classes), "networks": found, "provenance": made_by}
 
 
 if __name__ == "__main__":

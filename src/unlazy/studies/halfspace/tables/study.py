@@ -27,7 +27,7 @@ import torch
 from unlazy.data.images import load_images
 from unlazy.runtime import InputError, require
 from unlazy.studies.halfspace.tables.claims import claims
-from unlazy.studies.halfspace.tables.dynamics import do_all, dynamics_of, fixed_images, load_dynamics
+from unlazy.studies.halfspace.tables.dynamics import do_all, dynamics_of, fixed_images
 from unlazy.studies.halfspace.tables.figures import draw, normals
 from unlazy.studies.halfspace.tables.settings import SCALES, Settings, available
 from unlazy.studies.halfspace.tables.train import load, not_kept, run
@@ -80,6 +80,7 @@ def reproduce_table(
     made = table_of(settings.study, scale, settings.to_dict(), made_by) | {"cells": cells}
     if table == 1:
         made["dynamics"] = followed(settings, scale, runs / settings.study, results / settings.study, workers)
+        made["cooled"] = kept_table(results / settings.study / f"{scale}-cooled.json")
     kept = results / settings.study / f"{scale}-normals.npz"
     return conclude(made, claims, lambda table: draw(table) | _normals(settings.study, kept), results, progress)
 
@@ -96,11 +97,16 @@ def followed(settings: Settings, scale: str, runs: Path, results: Path, workers:
     """Kernels along training: at paper scale as measured before, else from the run folders; none where there are neither."""
     kept = results / f"{scale}-dynamics.json"
     if scale == "paper":
-        return load_dynamics(kept) if kept.exists() else None
+        return kept_table(kept)
     folders = sorted(path.parent for path in runs.glob("*/run.json"))
     images = fixed_images(load_images(settings.data[0]).take(slice(settings.images)), settings.kernel_images)
     do_all(folders, images, workers)
     return dynamics_of(folders, images)
+
+
+def kept_table(path: Path) -> dict[str, Any] | None:
+    """What was measured by a call of its own; none where it was not."""
+    return dict(json.loads(path.read_text())) if path.exists() else None
 
 
 def measured_file(folder: Path, table: int, scale: str) -> Path:
