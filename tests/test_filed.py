@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unlazy import GramFile, gram_file, layer_overlap, overlap_kernel, tangent_kernel
 from unlazy.kernels import filed
-from unlazy.kernels.filed import Job, Tiles, compute
+from unlazy.kernels.filed import Tiles, compute
 from unlazy.runtime import InputError, StoreError, Unsupported
 
 zarr = pytest.importorskip("zarr")
@@ -215,33 +215,6 @@ def test_the_slower_of_two_beginners_takes_the_quicker_ones_file(
     assert gram_file(path, net(), x, tile=4).missing() == []
     assert asked
     assert [entry.name for entry in tmp_path.iterdir()] == ["k.zarr"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "room", "made"),
-    # all fit: each part once; else a panel of room - 1 rows is made once, and every column beside it once a panel (less what
-    # has just passed as the last column when it is wanted again)
-    [(None, 10, 10), (None, 3, 30 - 1), (None, 2, 55 - 2), (7, 13, 13), (7, 4, 6 + 2 * 7), (7, 2, 6 + 6 * 7)],
-)
-def test_features_are_made_as_seldom_as_the_room_allows(
-    columns: int | None, room: int, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = 10 if columns is None else 6
-    x, x2 = data(4 * rows), None if columns is None else data(4 * columns, seed=2)
-    job = Job("tangent", net(), x, x2, memory=10**6)
-    engine = job.engine()
-    plain, calls = engine.features, []
-    monkeypatch.setattr(engine, "features", lambda part: calls.append(1) or plain(part))
-    tiles = Tiles(job, engine, 4)
-    assert (tiles.room + 1) * 4 * engine.feature_bytes + engine.work_bytes <= 10**6
-    tiles.hold(room, rows + (columns or 0))
-    places = [(i, j) for i in range(rows) for j in range(i if columns is None else 0, columns or rows)]
-    exact = tangent_kernel(net(), x, x2)
-    for row, column in tiles.in_order(places):
-        block = tiles.block((row, column))
-        assert torch.allclose(block, exact[4 * row : 4 * row + 4, 4 * column : 4 * column + 4], rtol=1e-12)
-        assert len(tiles.kept) + (tiles.passing is not None) <= max(2, room)
-    assert len(calls) == made
 
 
 def test_a_layer_that_samples_call_differently_is_named_with_the_remedy(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from unlazy import runtime
-from unlazy.kernels.filed import GramFile, Job, Place, Tiles, compute
+from unlazy.kernels.filed import GramFile, Job, Tiles, compute
 from unlazy.kernels.gram import FREE_SHARE
+from unlazy.kernels.panels import Place
 from unlazy.runtime import InputError, UnlazyError, require
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -25,11 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, explained, samples, take
+from unlazy.kernels.capture import Inputs, explained, samples
 from unlazy.kernels.engine import RulesBroke, TangentKernel
 from unlazy.kernels.gated import refuse_stack
-from unlazy.kernels.gram import USABLE, Kernel, Plan, parse_memory, plan_gram
+from unlazy.kernels.gram import USABLE, Kernel, Plan, parse_memory, plan_gram, room_beside_block
 from unlazy.kernels.overlap import layer_overlap_engine, overlap_engine
+from unlazy.kernels.panels import Panels, Place, all_places
 from unlazy.runtime import InputError, StoreError, canonical_json, code_sha256, provenance, require
 from unlazy.store import write_file
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Progress = Callable[[int, int], None]
-Place = tuple[int, int]  # of a tile, counted in tiles
 KERNELS = ("tangent", "overlap", "layer-overlap")
 RECEIPTS = "receipts"
 
@@ -95,75 +94,22 @@ def _checksum(words: Sequence[str], tensors: Any) -> str:
 
 
 class Tiles:
-    """Makes blocks of a job. Features of all samples are kept if they fit, else those of a panel of rows, while columns pass."""
+    """Makes blocks of a job, with features at hand for as many parts as its memory allows."""
 
     def __init__(self, job: Job, kernel: Kernel, tile: int) -> None:
-        self.job, self.kernel, self.tile = job, kernel, tile
+        self.job, self.kernel = job, kernel
         self.ready = kernel.ready if isinstance(kernel, TangentKernel) else nullcontext
-        budget = int(USABLE * parse_memory(job.memory, kernel.device)) - kernel.work_bytes
-        parts = sum(-(-samples(data) // tile) for data in (job.x, job.x2) if data is not None)
-        self.hold(min(parts, budget // max(1, tile * kernel.feature_bytes) - 1), parts)
-        self.kept: OrderedDict[tuple[bool, int], Any] = OrderedDict()
-        self.passing: tuple[tuple[bool, int], Any] | None = None
-
-    def hold(self, room: int, parts: int) -> None:
-        """Features of so many parts at a time, of all there are: two at least, one of them for the column."""
-        self.room = max(2, room)
-        self.all_fit = self.room >= parts
-        self.panel = parts if self.all_fit else self.room - 1
-
-    def in_order(self, places: Sequence[Place]) -> list[Place]:
-        """Panel by panel, and in a panel column by column: a column's features are made once for all rows of the panel."""
-        return sorted(places, key=lambda place: (place[0] // self.panel, place[1], place[0]))
+        free = int(USABLE * parse_memory(job.memory, kernel.device)) - kernel.work_bytes
+        self.panels = Panels(kernel.features, job.x, job.x2, tile, max(2, room_beside_block(kernel, tile, free)))
 
     def block(self, place: Place) -> Tensor:
         """``[*tail, rows, columns]``."""
+        shape = (*self.kernel.tail, *self.panels.shape(place))
+        out = torch.empty(shape, dtype=self.kernel.dtype, device=self.kernel.device)
         with explained(self.job.model, self.job.x, self.job.x2), self.ready():
-            return self._block(place)
-
-    def _block(self, place: Place) -> Tensor:
-        symmetric = self.job.x2 is None
-        left = self._row(place[0])
-        same = symmetric and place[0] == place[1]
-        right = left if same else self._column((symmetric, place[1]))
-        sides = (True, place[0]), (symmetric, place[1])
-        height, width = (_length(self._data(of_rows), self.tile, number) for of_rows, number in sides)
-        out = torch.empty((*self.kernel.tail, height, width), dtype=self.kernel.dtype, device=self.kernel.device)
-        self.kernel.block(out, left, right, same=same)
+            left, right, same = self.panels.pair(place)
+            self.kernel.block(out, left, right, same=same)
         return out
-
-    def _row(self, number: int) -> Any:
-        key = True, number
-        if key not in self.kept:
-            while len(self.kept) >= self.panel:
-                self.kept.popitem(last=False)
-            self.kept[key] = self._made(key)
-        self.kept.move_to_end(key)
-        return self.kept[key]
-
-    def _column(self, key: tuple[bool, int]) -> Any:
-        if key in self.kept:
-            return self.kept[key]
-        if self.all_fit:
-            self.kept[key] = self._made(key)
-            return self.kept[key]
-        if self.passing is None or self.passing[0] != key:
-            self.passing = None  # before its place is taken
-            self.passing = key, self._made(key)
-        return self.passing[1]
-
-    def _made(self, key: tuple[bool, int]) -> Any:
-        if self.passing is not None and self.passing[0] == key:
-            return self.passing[1]
-        begin = key[1] * self.tile
-        return self.kernel.features(take(self._data(key[0]), slice(begin, begin + self.tile)))
-
-    def _data(self, of_rows: bool) -> Inputs:
-        return self.job.x if of_rows else self.job.x2
-
-
-def _length(x: Inputs, tile: int, number: int) -> int:
-    return min(tile, samples(x) - number * tile)
 
 
 # --- the file ----------------------------------------------------------------------------------------------
@@ -195,8 +141,8 @@ class GramFile:
 
     def places(self) -> list[Place]:
         """All tiles, row by row; of a symmetric matrix those on and above the diagonal."""
-        down, across = (-(-length // self.tile) for length in self.shape[-2:])
-        return [(i, j) for i in range(down) for j in range(i if self.symmetric else 0, across)]
+        rows, columns = self.shape[-2:]
+        return all_places(rows, columns, self.tile, symmetric=self.symmetric)
 
     def missing(self) -> list[Place]:
         """Tiles that are still to be computed: no receipt, or chunks that are not what it says."""
@@ -348,7 +294,7 @@ def gram_file(
     places = file.places()
     share = set(places[number * len(places) // shards : (number + 1) * len(places) // shards])
     tiles = Tiles(job, engine, file.tile)
-    todo = tiles.in_order([place for place in file.missing() if place in share])
+    todo = tiles.panels.in_order([place for place in file.missing() if place in share])
     told = _counting(progress, len(share), len(share) - len(todo))
     if client is not None:
         from unlazy.kernels.cluster import spread

@@ -18,13 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unlazy.kernels.capture import Inputs, samples, take
+from unlazy.kernels.capture import Inputs, samples
+from unlazy.kernels.panels import Panels, all_places, count
 from unlazy.runtime import InputError, require
 
 FREE_SHARE = 0.5  # of the free memory, by default
 DEVICE_SHARE = 0.85  # of a graphics card's free memory, which nobody else waits for
 USABLE = 0.9  # of what is allowed: allocators round up and keep some back
 SMALL_TILE = 64  # samples a side; features are made again rather than paired in smaller tiles
+GOOD_ROOM = (
+    4  # parts whose features should fit where not all do: three rows and a column, before tiles are as large as is best
+)
 Progress = Callable[[int, int], None]
 
 
@@ -47,25 +51,34 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a Gram matrix will be computed. ``keep``: features of all samples are held; else columns are made again."""
+    """How a Gram matrix will be computed. ``room``: of how many parts of one tile's side features are held; see ``Panels``."""
 
     rows: int
     columns: int
     symmetric: bool
     tile: int
-    tiles: int
-    keep: bool
+    room: int
     result_bytes: int
     peak_bytes: int
     budget_bytes: int
     methods: tuple[str, ...]
 
+    @property
+    def tiles(self) -> int:
+        return len(all_places(self.rows, self.columns, self.tile, symmetric=self.symmetric))
+
+    @property
+    def keep(self) -> bool:
+        """Whether features of all samples are held, so that none is made twice."""
+        return self.room >= parts_of(self.rows, self.columns, self.tile, symmetric=self.symmetric)
+
     def __str__(self) -> str:
         shape = "symmetric" if self.symmetric else "cross"
+        again = f"features of {(self.room - 1) * self.tile} rows at a time, columns made again for each"
         result = f"result {_size(self.result_bytes)}" if self.result_bytes else "result elsewhere"
         lines = [
             f"{self.rows} x {self.columns} {shape}, {self.tiles} tiles of {self.tile}, "
-            f"features {'kept' if self.keep else 'recomputed per tile row'}",
+            f"{'features kept' if self.keep else again}",
             f"memory: {result}, peak {_size(self.peak_bytes)} of {_size(self.budget_bytes)} allowed",
         ]
         return "\n".join([*lines, *(f"  {line}" for line in self.methods)])
@@ -89,37 +102,51 @@ def plan_gram(
     budget, best = parse_memory(memory, kernel.device), tile or kernel.best_tile
     symmetric, width = columns is None, rows if columns is None else columns
     item = torch.finfo(kernel.dtype).bits // 8
-    per_pair = item * math.prod(kernel.tail)
-    result = rows * width * per_pair if held else 0
+    result = rows * width * item * math.prod(kernel.tail) if held else 0
     free = int(USABLE * budget) - result - kernel.work_bytes
-    total = rows if symmetric else rows + width
+    most = min(best, max(rows, width))
 
-    def needed(size: int, keep: bool) -> int:
-        samples_held = total if keep else 2 * size
-        return samples_held * kernel.feature_bytes + size * size * (per_pair + 3 * item)
+    def room(size: int) -> int:
+        return min(room_beside_block(kernel, size, free), parts_of(rows, width, size, symmetric=symmetric))
 
-    def largest(keep: bool, least: int) -> int | None:
-        """The best tile, halved until it fits."""
-        size = min(best, max(rows, width))
-        while size > least and needed(size, keep) > free:
+    def largest(enough: Callable[[int], bool], least: int) -> int | None:
+        """The best tile, halved until it is small enough or as small as it may be."""
+        size = most
+        while size > least and not enough(size):
             size = max(least, size // 2)
-        return size if needed(size, keep) <= free else None
+        return size if enough(size) else None
 
-    keep = True
-    size = largest(keep, min(SMALL_TILE, best, max(rows, width)))
+    small = min(SMALL_TILE, most)
+    size = (
+        largest(lambda size: room(size) >= parts_of(rows, width, size, symmetric=symmetric), small)
+        or largest(lambda size: room(size) >= GOOD_ROOM, small)
+        or largest(lambda size: room(size) >= 2, 1)
+    )
     if size is None:
-        keep = False
-        size = largest(keep, 1)
-    if size is None:
-        least = result + kernel.work_bytes + needed(1, keep)
+        least = result + kernel.work_bytes + 2 * kernel.feature_bytes + block_bytes(kernel, 1)
         raise InputError(
             f"{_size(budget)} is too small: the result alone takes {_size(result)}, and one tile brings it to "
             f"{_size(least)}. Give more memory, fewer samples, or outputs='trace'."
         )
-    across, down = -(-rows // size), -(-width // size)
-    tiles = across * (across + 1) // 2 if symmetric else across * down
-    peak = result + kernel.work_bytes + needed(size, keep)
-    return Plan(rows, width, symmetric, size, tiles, keep, result, peak, budget, kernel.methods)
+    held_samples = min(room(size) * size, rows if symmetric else rows + width)
+    peak = result + kernel.work_bytes + held_samples * kernel.feature_bytes + block_bytes(kernel, size)
+    return Plan(rows, width, symmetric, size, room(size), result, peak, budget, kernel.methods)
+
+
+def parts_of(rows: int, columns: int, tile: int, *, symmetric: bool) -> int:
+    """How many parts the samples are cut into."""
+    return count(rows, tile) + (0 if symmetric else count(columns, tile))
+
+
+def block_bytes(kernel: Kernel, tile: int) -> int:
+    """What a tile takes, with what is needed to fill it."""
+    item = torch.finfo(kernel.dtype).bits // 8
+    return tile * tile * item * (math.prod(kernel.tail) + 3)
+
+
+def room_beside_block(kernel: Kernel, tile: int, free: int) -> int:
+    """Features of how many parts fit into so many bytes, beside one tile."""
+    return max(0, free - block_bytes(kernel, tile)) // max(1, tile * kernel.feature_bytes)
 
 
 def gram(
@@ -141,42 +168,26 @@ def gram(
     else:
         expected = (*kernel.tail, plan.rows, plan.columns)
         require(tuple(out.shape) == expected, f"out must have shape {expected}, got {tuple(out.shape)}.")
-    row_parts, column_parts = _parts(plan.rows, plan.tile), _parts(plan.columns, plan.tile)
-    other = x if x2 is None else x2
-    kept: dict[tuple[bool, int], Any] = {}
-
-    def features(of_rows: bool, part: slice) -> Any:
-        key = (of_rows or plan.symmetric, part.start)
-        if key not in kept:
-            made = kernel.features(take(x if of_rows else other, part))
-            if not plan.keep:
-                return made
-            kept[key] = made
-        return kept[key]
-
-    done, left, right = 0, None, None
-    for row, rows in enumerate(row_parts):
-        left = right = None  # let go of the old features before new ones are made
-        left = features(True, rows)
-        for column, columns in enumerate(column_parts):
-            if plan.symmetric and column < row:
-                continue
-            same = plan.symmetric and column == row
-            right = None
-            right = left if same else features(False, columns)
-            if in_place:
-                block = result[..., rows, columns]  # a view: filled in place
-            else:
-                shape = (*kernel.tail, rows.stop - rows.start, columns.stop - columns.start)
-                block = torch.empty(shape, dtype=kernel.dtype, device=kernel.device)
-            kernel.block(block, left, right, same=same)
-            if not in_place:
-                result[..., rows, columns] = block
-            if plan.symmetric and not same:
-                result[..., columns, rows] = block.mT if not kernel.tail else block.transpose(0, 1).mT
-            done += 1
-            if progress is not None:
-                progress(done, plan.tiles)
+    panels = Panels(kernel.features, x, x2, plan.tile, max(2, plan.room))
+    places = all_places(plan.rows, plan.columns, plan.tile, symmetric=plan.symmetric)
+    for done, place in enumerate(panels.in_order(places), start=1):
+        height, width = panels.shape(place)
+        rows, columns = (
+            slice(at * plan.tile, at * plan.tile + side) for at, side in zip(place, (height, width), strict=True)
+        )
+        if in_place:
+            block = result[..., rows, columns]  # a view: filled in place
+        else:
+            block = torch.empty((*kernel.tail, height, width), dtype=kernel.dtype, device=kernel.device)
+        left, right, same = panels.pair(place)
+        kernel.block(block, left, right, same=same)
+        del left, right  # before others take their place
+        if not in_place:
+            result[..., rows, columns] = block
+        if plan.symmetric and not same:
+            result[..., columns, rows] = block.mT if not kernel.tail else block.transpose(0, 1).mT
+        if progress is not None:
+            progress(done, len(places))
     return result.permute(2, 3, 0, 1) if kernel.tail and isinstance(result, Tensor) else result
 
 
@@ -187,10 +198,6 @@ def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
     if device.type != "cpu" or dtype not in (torch.float32, torch.float64):
         return torch.empty(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.empty(shape, dtype=np.float32 if dtype == torch.float32 else np.float64))
-
-
-def _parts(n: int, tile: int) -> list[slice]:
-    return [slice(start, min(start + tile, n)) for start in range(0, n, tile)]
 
 
 # --- memory ----------------------------------------------------------------------------------------------
