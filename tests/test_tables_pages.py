@@ -137,6 +137,12 @@ def test_cooled_networks_are_a_control_of_c20() -> None:
     assert len(told["controls"]) == len(without["controls"]) + 4
 
 
+def test_a_hundredth_of_the_images_may_hold_the_trace() -> None:
+    assert dynamics.top_share(np.eye(200)) == pytest.approx(0.01)
+    assert dynamics.top_share(np.diag([1.0] * 98 + [49.0, 2.0])) == pytest.approx(49 / 149, abs=1e-6)
+    assert dynamics.top_share(np.diag([3.0, 1.0])) == pytest.approx(0.75)  # one image at least
+
+
 def test_dead_classes_are_marked() -> None:
     overlap = np.diag([100.0, 10.0, 0.0])
     assert dynamics.log_paths(overlap, np.array([0, 0, 1]), 2) == [1.5, -1.0]
@@ -287,7 +293,7 @@ def test_the_page_says_what_was_measured_and_missed() -> None:
     assert (
         "| cifar-10, resnet-34: at least 88 % | 88.5 | reached |" in text
     )  # the mean of 87 and 90, not the better seed
-    assert "prototype" in text
+    assert pages.MISSED in text
     assert "| cifar-100, resnet-110: within 6 points of its ReLU twin | 3.0 | reached |" in text
     second["cells"] = [made for made in second["cells"] if made["layout"] != "resnet-110"]
     assert "| cifar-10, resnet-110: within 6 points of its ReLU twin | not run | not run |" in pages.page(
@@ -351,11 +357,18 @@ def test_kernels_are_told_once_they_are_measured() -> None:
     followed = {"overlap_alignment": [None, 0.2], "tangent_alignment": [0.1, 0.3]}
     moved = {"overlap_distance": [0.0, 0.25], "tangent_distance": [0.0, 0.5]}
     counted = {"log10_paths_by_class": [[4.0, 4.0], [5.0, 6.0]]}
-    net = {"model": "dlgn", "seed": 0, "epochs": [0, 40], **followed, **moved, **counted}
+    held = {"tangent_top_share": [0.01, 0.02]}
+    net = {"model": "dlgn", "seed": 0, "epochs": [0, 40], **followed, **moved, **counted, **held}
     first["dynamics"] = {"images": 500, "classes": ["a", "b"], "networks": [net]}
     text = pages.page(first, second, [])
     assert "Kernels of 500 fixed training images" in text
-    assert "| DLGN, soft gates | 1 | 40 | none -> 0.20 | 0.10 -> 0.30 | 0.25 | 0.50 | 4.0 -> 5.5 | 1.00 |" in text
+    assert (
+        "| DLGN, soft gates | 1 | 40 | none -> 0.20 | 0.10 -> 0.30 | 0.25 | 0.50 | 0.01 -> 0.02 | 4.0 -> 5.5 | 1.00 |"
+        in text
+    )
+    assert "they fall apart" not in text
+    net["tangent_top_share"][-1] = 0.3
+    assert "they fall apart" in pages.page(first, second, [])
     assert "table1_kernels.png" in text
 
 

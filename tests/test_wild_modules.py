@@ -16,7 +16,9 @@ from unlazy import (
     InputError,
     Unsupported,
     active_paths,
+    agop,
     effective_rank,
+    layer_agops,
     layer_kernels,
     layer_overlap,
     overlap_kernel,
@@ -380,6 +382,28 @@ def test_masks_of_tokens_and_pruned_weights_are_no_gates() -> None:
 
     model = Written(masked, table=nn.Embedding(5, 3), first=nn.Linear(3, 5), last=nn.Linear(5, 2))
     assert [gate.open.shape for gate in record(model, torch.randint(1, 5, (5, 4)))] == [(5, 5)]
+
+
+@pytest.mark.parametrize(
+    "measure", [tangent_kernel, tangent_diagonal, layer_overlap, overlap_kernel, path_count, agop, layer_agops, record]
+)
+@pytest.mark.parametrize("spoilt", ["3.weight", "1.running_var"])
+def test_a_network_that_has_diverged_is_named(measure: Callable[..., Any], spoilt: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    x = torch.randn(6, 4)
+    measure(model, x)
+    model.state_dict()[spoilt].flatten()[1] = float("inf")
+    with pytest.raises(
+        InputError, match=rf"1 of the \d+ numbers in {spoilt} are NaN or infinite: training has diverged"
+    ):
+        measure(model, x)
+
+
+def test_large_numbers_are_numbers() -> None:
+    """Their sum overflows, they do not."""
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.data = torch.full((1, 2), 3e38)
+    assert bool(tangent_kernel(model, torch.ones(2, 2)).isfinite().all())
 
 
 # --- ways of training ------------------------------------------------------------------------------------------

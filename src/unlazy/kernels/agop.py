@@ -21,7 +21,7 @@ from unlazy.kernels.capture import (
     Inputs,
     Tap,
     call,
-    check_inputs,
+    check_numbers,
     evaluating,
     forward,
     gradients,
@@ -52,7 +52,7 @@ def agop(model: nn.Module, x: Tensor) -> Float[Tensor, "features features"]:
     >>> agop(line, torch.zeros(5, 2)).tolist()
     [[1.0, 2.0], [2.0, 4.0]]
     """
-    check_inputs(x)
+    check_numbers(model, x)
     require(x.is_floating_point(), f"gradients by inputs need real numbers, got {x.dtype}; see layer_agops.")
     refuse_stack(model)
     if isinstance(model, Gated) and model.settings.experts == "constant" and isinstance(model.settings.gate, HardGate):
@@ -122,7 +122,7 @@ def feature_ansatz(model: nn.Module, x: Inputs, *, power: float = 1.0) -> dict[s
 
 def _output_moments(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
     """(1/n) sum of g g^T at what each layer returns, ``[out, out]``, for the layers that the outputs depend on."""
-    check_inputs(x)
+    check_numbers(model, x)
     names = {module: name for name, module in model.named_modules() if _is_readable(module)}
     if not names:
         raise Unsupported(

@@ -222,6 +222,31 @@ def check_inputs(x: Inputs) -> None:
             require(bad == 0, f"{bad} of the inputs are NaN or infinite; clean them first.")
 
 
+def check_numbers(model: nn.Module, *data: Inputs) -> None:
+    """Refuse samples, weights and running statistics that are no numbers: nothing measured on them would mean anything."""
+    for x in data:
+        check_inputs(x)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    held = {name: tensor for name, tensor in named if _has_numbers(tensor)}
+    sums = [tensor.detach().sum().abs().double() for tensor in held.values()]
+    if all(bool(torch.stack(some).isfinite().all()) for some in _by_device(sums)):
+        return  # one number that is none would have spoiled its sum
+    for name, tensor in held.items():
+        bad = int((~torch.isfinite(tensor)).sum())
+        require(
+            bad == 0, f"{bad} of the {tensor.numel()} numbers in {name} are NaN or infinite: training has diverged."
+        )
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0 and not tensor.is_meta
+
+
+def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    devices = {tensor.device for tensor in tensors}
+    return [[tensor for tensor in tensors if tensor.device == device] for device in devices]
+
+
 @dataclass
 class Tap:
     """One call of a watched module, before gradients are known."""

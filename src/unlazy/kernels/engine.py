@@ -15,7 +15,7 @@ from unlazy.kernels.capture import (
     Tap,
     calls_by_module,
     channels_last,
-    check_inputs,
+    check_numbers,
     entry_by_entry,
     evaluating,
     forward,
@@ -71,9 +71,7 @@ class TangentKernel:
         memory: str | int | None = None,
     ) -> None:
         require(method in ("auto", "loop"), f"method must be 'auto' or 'loop', got {method!r}.")
-        for data in (x, x2):
-            if data is not None:
-                check_inputs(data)
+        check_numbers(model, *(data for data in (x, x2) if data is not None))
         self.chosen = select_parameters(model, parameters)
         self.model = model if surrogate else exact(model)
         self.fast = self._candidates() if method == "auto" else {}

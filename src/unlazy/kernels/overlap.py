@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, check_inputs, evaluating, explained, samples, take
+from unlazy.kernels.capture import Inputs, check_numbers, evaluating, explained, samples, take
 from unlazy.kernels.gated import Gated, gates_of, is_stack, value_bias
 from unlazy.kernels.gram import Plan, Progress, empty_result, gram, plan_gram
 from unlazy.kernels.paths.compiled import product_kernel
@@ -183,7 +183,7 @@ def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"
     not looked at).
     """
     with explained(model, x):
-        check_inputs(x)
+        check_numbers(model, x)
         if isinstance(model, Gated):
             if model.settings.gating == "open":
                 return {}
@@ -284,7 +284,7 @@ def overlap_engine(
     dtype: torch.dtype = torch.float64,
 ) -> OverlapKernel:
     """The kernel of a single network, for the Gram engine: a dense chain from its gates, anything else from its traced graph."""
-    check_inputs(x)
+    check_numbers(model, x)
     if isinstance(model, GatedNet) and _dense(model, probe := hard_gates(model, _probe(x))):
         widths = tuple(layer.shape[1] for layer in probe)
         biased = bias_paths and model.settings.value_bias

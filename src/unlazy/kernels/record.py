@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from unlazy.kernels.capture import Inputs, call, check_inputs, evaluating, samples
+from unlazy.kernels.capture import Inputs, call, check_numbers, evaluating, samples
 from unlazy.runtime import Unsupported
 
 Bound = float | int | Tensor
@@ -56,7 +56,7 @@ def record(model: nn.Module, x: Inputs) -> list[GateCall]:
 
     And for what may be a gate written by hand, a comparison of numbers of each sample: it would be missed in silence.
     """
-    check_inputs(x)
+    check_numbers(model, x)
     watch = _Gates(samples(x))
     watch.run(model, x)
     if not watch.calls:
@@ -66,7 +66,7 @@ def record(model: nn.Module, x: Inputs) -> list[GateCall]:
 
 def record_ties(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
     """Units on the border of their gate, and cells of max-pools whose maximum is reached twice: numbers ``[n]`` by name."""
-    check_inputs(x)
+    check_numbers(model, x)
     watch = _Gates(samples(x), pools=True)
     watch.run(model, x)
     return {gate.name: gate.tied.flatten(1).sum(1) for gate in watch.calls} | watch.pool_ties

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, check_inputs
+from unlazy.kernels.capture import Inputs, check_numbers
 from unlazy.kernels.paths.operations import (
     Add,
     AxisMap,
@@ -39,7 +39,7 @@ def trace(model: nn.Module, x: Inputs, *, given: Sequence[Tensor] = (), given_bi
     ``given``: tensors ``[n, ...]`` of zeros and ones that the module multiplies units by: they are its gates. Units so gated
     that do not depend on the input begin paths all the same (constant experts); ``given_biased``: at biases, too.
     """
-    check_inputs(x)
+    check_numbers(model, x)
     with torch.inference_mode(False):  # tensors of that mode do not tell whether they were changed
         own = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
         tracer = Tracer(own, RULES, given, given_biased)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from unlazy.kernels.capture import Inputs, check_inputs, samples
+from unlazy.kernels.capture import Inputs, check_numbers, samples
 from unlazy.kernels.gated import gates_of, is_stack
 from unlazy.kernels.paths.count import check_output
 from unlazy.kernels.paths.trace import trace
@@ -62,7 +62,7 @@ def walk(
     model: nn.Module, x: Inputs, *, bias_paths: bool = False, inputs: bool = False, limit: int = 100_000
 ) -> Walker:
     """All walks of one input. ``inputs``: they begin at input nodes, and input edges are counted."""
-    check_inputs(x)
+    check_numbers(model, x)
     own = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, x)
     walker = Walker(own, bias_paths=bias_paths, inputs=inputs, limit=limit)
     walker.arrive(walker.run(model, own))

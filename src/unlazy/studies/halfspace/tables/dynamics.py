@@ -32,6 +32,7 @@ from unlazy.store import Run, write_file
 
 KERNELS = ("overlap", "tangent")
 PER_CLASS = 50
+TOP = 0.01  # of the images
 Kernels = dict[str, NDArray[Any]]
 
 
@@ -137,9 +138,16 @@ def dynamics(folder: Path, labels: Tensor, classes: int) -> list[dict[str, Any]]
                 _plain(kernel_velocity(kernels[k], kernels[k + 1], epochs[k + 1] - epochs[k]))
                 for k in range(len(kernels) - 1)
             ]
+        table["tangent_top_share"] = [top_share(state["tangent"]) for state in states]
         table["log10_paths_by_class"] = [log_paths(state["overlap"], labels.numpy(), classes) for state in states]
         found.append(table)
     return found
+
+
+def top_share(kernel: NDArray[Any], part: float = TOP) -> float:
+    """What share of the trace the few images with the largest entries on the diagonal hold: ``part`` if all are alike."""
+    largest = np.sort(kernel.diagonal().astype(np.float64))[::-1]
+    return round(float(largest[: max(1, round(part * len(largest)))].sum() / largest.sum()), 6)
 
 
 def log_paths(overlap: NDArray[Any], labels: NDArray[Any], classes: int) -> list[float]:
