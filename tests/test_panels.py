@@ -96,7 +96,7 @@ def test_a_plan_keeps_to_its_memory(rows: int, columns: int | None, feature_byte
     assert plan.keep or plan.room >= 2
     if not plan.keep:
         assert "rows at a time" in str(plan)
-        assert plan.tile <= 64 or plan.room >= 4
+        assert plan.tile == 1 or plan.room >= 3
 
 
 def test_more_memory_never_makes_more_features() -> None:

@@ -26,9 +26,7 @@ FREE_SHARE = 0.5  # of the free memory, by default
 DEVICE_SHARE = 0.85  # of a graphics card's free memory, which nobody else waits for
 USABLE = 0.9  # of what is allowed: allocators round up and keep some back
 SMALL_TILE = 64  # samples a side; features are made again rather than paired in smaller tiles
-GOOD_ROOM = (
-    4  # parts whose features should fit where not all do: three rows and a column, before tiles are as large as is best
-)
+GOOD_ROOM = 3  # parts, two rows and a column: where not all fit, fewer and larger ones or more and smaller ones cost more
 Progress = Callable[[int, int], None]
 
 
@@ -110,16 +108,17 @@ def plan_gram(
         return min(room_beside_block(kernel, size, free), parts_of(rows, width, size, symmetric=symmetric))
 
     def largest(enough: Callable[[int], bool], least: int) -> int | None:
-        """The best tile, halved until it is small enough or as small as it may be."""
+        """The best tile, made smaller until it is small enough or as small as it may be."""
         size = most
         while size > least and not enough(size):
-            size = max(least, size // 2)
+            smaller = size * 7 // 8
+            size = max(least, smaller if smaller < 16 else smaller // 8 * 8)
         return size if enough(size) else None
 
     small = min(SMALL_TILE, most)
     size = (
         largest(lambda size: room(size) >= parts_of(rows, width, size, symmetric=symmetric), small)
-        or largest(lambda size: room(size) >= GOOD_ROOM, small)
+        or largest(lambda size: room(size) >= GOOD_ROOM, 1)
         or largest(lambda size: room(size) >= 2, 1)
     )
     if size is None:
