@@ -323,17 +323,17 @@ def test_rates_and_ridges_are_those_of_the_cells() -> None:
     assert pages.ridge_of(pages.Table(first), "tangent") == "ridge 1e-08, the least that was tried"
     linear["ridge_at_its_least"] = False
     assert pages.ridge_of(pages.Table(first), "tangent") == "ridge 1e-08"
-    assert pages.rate_of(pages.Table(first), "dlgn") == 4e-4
+    assert pages.rate_of(pages.Table(first), "dlgn", **pages.CONV) == 4e-4
     first["cells"].append(cell("cifar-10", "conv", "dlgn", 73, epochs=40, training={"lr": 1e-3}))
-    assert pages.rate_of(pages.Table(first), "dlgn") == 1e-3
-    assert pages.rate_of(pages.Table(first), "relu") == 4e-4
+    assert pages.rate_of(pages.Table(first), "dlgn", **pages.CONV) == 1e-3
+    assert pages.rate_of(pages.Table(first), "relu", **pages.CONV) == 4e-4
 
 
 def test_every_length_stands_beside_its_own_twin() -> None:
     second = second_table()
     second["cells"] += [
         cell("cifar-10", "resnet-34", "relu", 95, epochs=40),
-        cell("cifar-10", "resnet-34", "dlgn-hard", 89, epochs=40),
+        cell("cifar-10", "resnet-34", "dlgn-hard", 89, epochs=40, training={"lr": 0.6}),
         cell("cifar-10", "resnet-34", "relu", 80, epochs=5),  # with no gated network beside it
     ]
     made = pages.second_table(pages.Table(second))
@@ -345,7 +345,7 @@ def test_every_length_stands_beside_its_own_twin() -> None:
         ["DLGN, hard gates", "1 seed, 10 epochs", "3.0"],
         ["DLGN-PWC, hard gates", "1 seed, 10 epochs", "4.0"],
         ["ReLU", "1 seed, 40 epochs", ""],
-        ["DLGN, hard gates", "1 seed, 40 epochs", "6.0"],
+        ["DLGN, hard gates", "1 seed, 40 epochs, rate 0.6", "6.0"],
     ]
 
 

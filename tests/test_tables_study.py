@@ -199,7 +199,7 @@ def second_table(gap: float = 5.5) -> dict[str, Any]:
         for layout in ("resnet-34", "resnet-110"):
             made += [cell(data, layout, "relu", 90), cell(data, layout, "dlgn", 90 - gap)]
             made += [cell(data, layout, "dlgn-hard", 87), cell(data, layout, "pwc-hard", 86)]
-    settings = {"data": ["cifar-10", "cifar-100"], "images": 50_000}
+    settings = {"data": ["cifar-10", "cifar-100"], "images": 50_000, "lr": 0.3}
     return {"study": "table2", "scale": "paper", "settings": settings, "provenance": MADE_BY, "cells": made}
 
 

@@ -26,7 +26,9 @@ FREE_SHARE = 0.5  # of the free memory, by default
 DEVICE_SHARE = 0.85  # of a graphics card's free memory, which nobody else waits for
 USABLE = 0.9  # of what is allowed: allocators round up and keep some back
 SMALL_TILE = 64  # samples a side; features are made again rather than paired in smaller tiles
-GOOD_ROOM = 3  # parts, two rows and a column: where not all fit, fewer and larger ones or more and smaller ones cost more
+GOOD_ROOM = (
+    3  # parts, two rows and a column: where not all fit, fewer and larger ones or more and smaller ones cost more
+)
 Progress = Callable[[int, int], None]
 
 

@@ -116,6 +116,12 @@ def explore() -> list[Try]:
         "twice as wide": {"spec": replace(small_spec(width=2.0), gate=HardGate(4.0))},
         "teacher": {"recipe": replace(base, distil=1.0), "teacher": small_spec().relu(), "teacher_recipe": base},
         "the ReLU twin": {"spec": hard.relu()},
+        "rate x 4": {"recipe": replace(base, lr=1.2)},
+        "the ReLU twin, rate x 2": {"spec": hard.relu(), "recipe": replace(base, lr=0.6)},
+        "normalised gates, beta 1, rate x 2": {
+            "spec": replace(small_spec(), gate=HardGate(1.0), even_gates=True),
+            "recipe": replace(base, lr=0.6),
+        },
     }
     for name, changes in others.items():
         made: dict[str, Any] = {"spec": hard, "recipe": base} | changes

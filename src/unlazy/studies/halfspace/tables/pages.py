@@ -13,6 +13,7 @@ from unlazy.studies.halfspace.tables.settings import MODELS
 
 DATA = ("cifar-10", "cifar-100")
 LAYOUTS = ("resnet-34", "resnet-110")
+CONV = {"data": "cifar-10", "layout": "conv"}  # Table 1
 TARGETS = (  # what this project set out to reach with hard gates, in percent: where, by which network, how much
     ("cifar-10", "resnet-34", 88.0),
     ("cifar-100", "resnet-34", 62.0),
@@ -135,7 +136,9 @@ def first_table(table: Table) -> str:
         rows.append(
             [
                 said,
-                ridge_of(table, model) if linear else f"{table.length([model])}, rate {rate_of(table, model):g}",
+                ridge_of(table, model)
+                if linear
+                else f"{table.length([model])}, rate {rate_of(table, model, **CONV):g}",
                 spread(table.percent([model], "train_as_trained")[0]),
                 spread(tests),
                 "" if linear else spread(table.percent([model], "test_hard_gates")[0]),
@@ -153,9 +156,9 @@ def ridge_of(table: Table, model: str) -> str:
     return said if table.best_ridge(model) else f"{said}, the least that was tried"
 
 
-def rate_of(table: Table, model: str) -> float:
-    """Adam's rate in the longest training of a network of Table 1; cells that do not say it had that of the settings."""
-    longest = max(table.cells("cifar-10", "conv", model).items(), key=lambda item: item[0][0])[1]
+def rate_of(table: Table, model: str, **place: str) -> float:
+    """The rate of the longest training of a network; cells that do not say it had that of the settings."""
+    longest = max(table.cells(model=model, **place).items(), key=lambda item: item[0][0])[1]
     return float(longest.get("training", table.results["settings"])["lr"])
 
 
@@ -189,9 +192,11 @@ def lengths(table: Table, **place: str) -> list[int]:
 def _row_of(table: Table, model: str, said: str, place: Mapping[str, str]) -> list[str]:
     """Numbers of one network, and how far it is from the ReLU network of the same seeds."""
     relu, own = table.percent(["relu", model], **place)
+    rate = rate_of(table, model, **place)
+    unusual = "" if rate == table.results["settings"]["lr"] else f", rate {rate:g}"
     return [
         said,
-        table.length([model], **place),
+        table.length([model], **place) + unusual,
         spread(table.percent([model], "train_as_trained", **place)[0]),
         spread(table.percent([model], **place)[0]),
         spread(table.percent([model], "test_hard_gates", **place)[0]),
