@@ -481,6 +481,20 @@ def test_the_command_fails_where_a_cell_did(
     study.main([*given, "--device", "cpu", "--seconds", "100"])  # with a limit, cells may be missing
 
 
+def test_settings_of_a_call_may_differ_and_are_kept_with_the_cell(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text(json.dumps({"lr": 0.002, "looks": [2], "precision": "bfloat16"}))
+    given = ["--table", "1", "--scale", "smoke", "--device", "cpu", "--results", str(tmp_path), "--only", "main,relu"]
+    study.main(given)
+    study.main([*given, "--settings", str(tmp_path / "own.json")])
+    usual, own = train.load(tmp_path / "table1" / "smoke-measured.json")["cells"]
+    assert (usual["training"]["lr"], usual["training"]["precision"]) == (SCALES["smoke", 1].lr, "float32")
+    assert (own["training"]["lr"], own["training"]["precision"]) == (0.002, "bfloat16")
+    assert [look["epoch"] for look in own["curve"]] == [2]
+    (tmp_path / "own.json").write_text('{"learning_rate": 1}')
+    with pytest.raises(InputError, match="unknown settings: learning_rate"):
+        study.main([*given, "--settings", str(tmp_path / "own.json")])
+
+
 def test_long_trainings_say_how_far_they_are() -> None:
     said: list[str] = []
     follow = train.tenths(said.append, "x")

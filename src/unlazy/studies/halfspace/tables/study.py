@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,13 @@ def followed(settings: Settings, scale: str, runs: Path, results: Path, workers:
     return dynamics_of(folders, images)
 
 
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The same settings but for some, given as plain JSON values."""
+    unknown = sorted(set(changes) - {field.name for field in fields(Settings)})
+    require(not unknown, f"unknown settings: {', '.join(unknown)}.")
+    return replace(settings, **{name: tuple(new) if isinstance(new, list) else new for name, new in changes.items()})
+
+
 def kept_table(path: Path) -> dict[str, Any] | None:
     """What was measured by a call of its own; none where it was not."""
     return dict(json.loads(path.read_text())) if path.exists() else None
@@ -126,7 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--runs", type=Path, default=None, help="folder of run folders, from which a killed call goes on"
     )
     parser.add_argument("--weights", type=Path, default=None, help="keep trained networks here")
-    parser.add_argument("--gates", type=Path, default=None, help="file with hard_beta, even_gates and gate_lr to use")
+    parser.add_argument(
+        "--settings", type=Path, default=None, help="JSON file of settings to change, such as lr, looks or hard_beta"
+    )
     parser.add_argument("--seconds", type=float, default=None, help="start no cell that would end later than this")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--epochs", type=int, default=None, help="of every network, in place of the scale's")
@@ -137,8 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     path = measured_file(chosen.results, chosen.table, chosen.scale)
     settings = settings_for(chosen.scale, chosen.table, chosen.seeds, chosen.epochs, chosen.data)
-    if chosen.gates is not None:
-        settings = replace(settings, **json.loads(chosen.gates.read_text()))
+    if chosen.settings is not None:
+        settings = changed(settings, json.loads(chosen.settings.read_text()))
     cells = run(
         settings,
         path,
