@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from test_image_training import stripes
-from test_tables_study import cell, first_table, second_table
+from test_tables_claims import cell, first_table, second_table
 from unlazy.data.images import Images, load_images
 from unlazy.models.conv import ImageSpec, build_images, gated, of_unit_size
 from unlazy.models.folding import half_space_normals
