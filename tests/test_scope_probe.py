@@ -9,10 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from test_scope_measures import looked_at
-from unlazy import (
-    InputError,
-    tangent_kernel,
-)
+from unlazy import InputError, tangent_kernel
 from unlazy.scope.probe import Probe, as_probe, chosen_output, logits_of
 
 

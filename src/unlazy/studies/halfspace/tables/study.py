@@ -108,7 +108,8 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """The same settings but for some, given as plain JSON values."""
     unknown = sorted(set(changes) - {field.name for field in fields(Settings)})
     require(not unknown, f"unknown settings: {', '.join(unknown)}.")
-    return replace(settings, **{name: tuple(new) if isinstance(new, list) else new for name, new in changes.items()})
+    made: dict[str, Any] = {name: tuple(new) if isinstance(new, list) else new for name, new in changes.items()}
+    return replace(settings, **made)
 
 
 def kept_table(path: Path) -> dict[str, Any] | None:
