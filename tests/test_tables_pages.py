@@ -327,6 +327,12 @@ def test_rates_and_ridges_are_those_of_the_cells() -> None:
     first["cells"].append(cell("cifar-10", "conv", "dlgn", 73, epochs=40, training={"lr": 1e-3}))
     assert pages.rate_of(pages.Table(first), "dlgn", **pages.CONV) == 1e-3
     assert pages.rate_of(pages.Table(first), "relu", **pages.CONV) == 4e-4
+    rows = [line for line in pages.first_table(pages.Table(first)).splitlines() if line.startswith("| DLGN, soft")]
+    assert [row.split("|")[2].strip() for row in rows] == [
+        "2 seeds, 10 epochs, rate 0.0004",
+        "1 seed, 40 epochs, rate 0.001",
+    ]
+    assert [row.split("|")[6].strip() for row in rows] == ["-1.0 ± 0.0", "not run"]  # no ReLU network of that length
 
 
 def test_every_length_stands_beside_its_own_twin() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from unlazy.studies.halfspace.tables.claims import Table
 from unlazy.studies.halfspace.tables.figures import PAPER
-from unlazy.studies.halfspace.tables.settings import MODELS
+from unlazy.studies.halfspace.tables.settings import LINEAR_MODELS, MODELS
 
 DATA = ("cifar-10", "cifar-100")
 LAYOUTS = ("resnet-34", "resnet-110")
@@ -39,7 +39,14 @@ python -m unlazy.studies.halfspace.tables.study --table 2 --device cuda --data D
 ```
 
 The last command trains the cells that RESULTS does not have yet; killed, it goes on from the states in RUNS (every ten epochs).
-`--only cifar-10,resnet-34,relu|dlgn-hard` chooses cells, `--seconds 600` starts none that would end later.
+`--only cifar-10,resnet-34,relu|dlgn-hard` chooses cells, `--seconds 600` starts none that would end later, `--settings FILE`
+changes rates, gates or looks, which every cell then says of itself. What is told below of kernels, and of rates that fall at
+the end, comes from the states of Table 1's networks in RUNS:
+
+```sh
+python -m unlazy.studies.halfspace.tables.dynamics --runs RUNS --data DATA --out results/table1/paper-dynamics.json --workers 2
+python -m unlazy.studies.halfspace.tables.cooled --runs RUNS --data DATA --out results/table1/paper-cooled.json --workers 2
+```
 """
 
 
@@ -125,28 +132,32 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def first_table(table: Table) -> str:
-    """Train and test accuracy of every model of Table 1 that was run."""
+    """Train and test accuracy of every model of Table 1 that was run: trained ones by length, then linear ones."""
     rows = []
-    for model, said in MODELS.items():
-        tests = table.percent([model])[0]
-        if np.isnan(tests).all():
-            continue
-        relu, own = table.percent(["relu", model])
-        linear = model in ("tangent", "trace")
-        rows.append(
-            [
-                said,
-                ridge_of(table, model)
-                if linear
-                else f"{table.length([model])}, rate {rate_of(table, model, **CONV):g}",
-                spread(table.percent([model], "train_as_trained")[0]),
-                spread(tests),
-                "" if linear else spread(table.percent([model], "test_hard_gates")[0]),
-                "" if model == "relu" else spread(relu - own),
-                f"{PAPER['cifar-10', 'conv', model]:g}" if ("cifar-10", "conv", model) in PAPER else "",
-            ]
-        )
+    for epochs in lengths(table, **CONV, recipe="main"):
+        for model in (model for model in MODELS if model not in LINEAR_MODELS):
+            if table.of_length(epochs).cells(**CONV, model=model):
+                run = f"{table.of_length(epochs).length([model])}, rate {rate_of(table.of_length(epochs), model, **CONV):g}"
+                rows.append(_first_row(table.of_length(epochs), model, run, hard=True))
+    rows += [
+        _first_row(table, model, ridge_of(table, model), hard=False)
+        for model in LINEAR_MODELS
+        if table.cells(**CONV, model=model)
+    ]
     return lines(["network", "run", "train %", "test % as trained", "hard gates", "gap", "paper's test %"], rows)
+
+
+def _first_row(table: Table, model: str, run: str, *, hard: bool) -> list[str]:
+    relu, own = table.percent(["relu", model])
+    return [
+        MODELS[model],
+        run,
+        spread(table.percent([model], "train_as_trained")[0]),
+        spread(table.percent([model])[0]),
+        spread(table.percent([model], "test_hard_gates")[0]) if hard else "",
+        "" if model == "relu" else spread(relu - own),
+        f"{PAPER['cifar-10', 'conv', model]:g}" if ("cifar-10", "conv", model) in PAPER else "",
+    ]
 
 
 def ridge_of(table: Table, model: str) -> str:
@@ -185,7 +196,8 @@ def second_table(table: Table) -> str:
 def lengths(table: Table, **place: str) -> list[int]:
     """Epochs of the gated networks in one place; where there are none, of the ReLU network trained longest."""
     relu = {epochs for epochs, _ in table.cells(model="relu", **place)}
-    gated = {epochs for model in MODELS if model != "relu" for epochs, _ in table.cells(model=model, **place)}
+    others = [model for model in MODELS if model != "relu" and model not in LINEAR_MODELS]
+    gated = {epochs for model in others for epochs, _ in table.cells(model=model, **place)}
     return sorted(gated or {max(relu, default=0)})
 
 
