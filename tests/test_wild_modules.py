@@ -399,6 +399,31 @@ def test_a_network_that_has_diverged_is_named(measure: Callable[..., Any], spoil
         measure(model, x)
 
 
+def test_a_mask_that_is_infinite_on_purpose_is_no_divergence() -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+            self.register_buffer("few", torch.zeros(4).to(torch.float8_e5m2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.layer(x))
+            return (torch.softmax(h @ h.mT + self.mask, -1) @ h).mean(1)
+
+    model = Causal()
+    model.layer.double()
+    check(model, torch.randn(5, 3, 4, dtype=torch.float64))
+
+
+def test_layers_that_do_not_know_their_size_yet_are_named_by_torch() -> None:
+    model, x = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(2)), torch.randn(5, 4)
+    with pytest.raises(ValueError, match="uninitialized parameter"):
+        tangent_kernel(model, x)
+    model(x)
+    check(model.double(), x.double())
+
+
 def test_large_numbers_are_numbers() -> None:
     """Their sum overflows, they do not."""
     model = nn.Linear(2, 1, bias=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.layers import Call
@@ -19,6 +20,7 @@ from unlazy.models.dense import Affine
 from unlazy.runtime import InputError, Unsupported, exact_float32, require
 
 Inputs = Any  # a tensor, a tuple of arguments, or a mapping of keyword arguments; samples along the first axis
+STATISTICS = ("running_mean", "running_var")  # buffers that training moves
 
 
 @contextmanager
@@ -223,11 +225,14 @@ def check_inputs(x: Inputs) -> None:
 
 
 def check_numbers(model: nn.Module, *data: Inputs) -> None:
-    """Refuse samples, weights and running statistics that are no numbers: nothing measured on them would mean anything."""
+    """Refuse samples, weights and running statistics that are no numbers: nothing measured on them would mean anything.
+
+    Other buffers may be what they like: masks of attention are infinite on purpose.
+    """
     for x in data:
         check_inputs(x)
-    named = [*model.named_parameters(), *model.named_buffers()]
-    held = {name: tensor for name, tensor in named if _has_numbers(tensor)}
+    statistics = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(STATISTICS)]
+    held = {name: tensor for name, tensor in (*model.named_parameters(), *statistics) if _has_numbers(tensor)}
     sums = [tensor.detach().sum().abs().double() for tensor in held.values()]
     if all(bool(torch.stack(some).isfinite().all()) for some in _by_device(sums)):
         return  # one number that is none would have spoiled its sum
@@ -239,7 +244,9 @@ def check_numbers(model: nn.Module, *data: Inputs) -> None:
 
 
 def _has_numbers(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0 and not tensor.is_meta
+    if is_lazy(tensor) or tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
+        return False
+    return tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1)  # bytes cannot be summed
 
 
 def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
