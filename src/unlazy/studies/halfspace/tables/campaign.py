@@ -117,6 +117,8 @@ def explore() -> list[Try]:
         "teacher": {"recipe": replace(base, distil=1.0), "teacher": small_spec().relu(), "teacher_recipe": base},
         "the ReLU twin": {"spec": hard.relu()},
         "rate x 4": {"recipe": replace(base, lr=1.2)},
+        "half the batch": {"recipe": replace(base, batch=256)},
+        "weight decay x 2": {"recipe": replace(base, weight_decay=1e-3)},
         "the ReLU twin, rate x 2": {"spec": hard.relu(), "recipe": replace(base, lr=0.6)},
         "normalised gates, beta 1, rate x 2": {
             "spec": replace(small_spec(), gate=HardGate(1.0), even_gates=True),
