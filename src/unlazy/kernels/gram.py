@@ -26,9 +26,7 @@ FREE_SHARE = 0.5  # of the free memory, by default
 DEVICE_SHARE = 0.85  # of a graphics card's free memory, which nobody else waits for
 USABLE = 0.9  # of what is allowed: allocators round up and keep some back
 SMALL_TILE = 64  # samples a side; features are made again rather than paired in smaller tiles
-GOOD_ROOM = (
-    3  # parts, two rows and a column: where not all fit, fewer and larger ones or more and smaller ones cost more
-)
+GOOD_ROOM = 3  # parts at hand where not all fit, two rows and a column: larger tiles or larger panels would cost more
 Progress = Callable[[int, int], None]
 
 
@@ -105,9 +103,14 @@ def plan_gram(
     result = rows * width * item * math.prod(kernel.tail) if held else 0
     free = int(USABLE * budget) - result - kernel.work_bytes
     most = min(best, max(rows, width))
+    all_features = (rows if symmetric else rows + width) * kernel.feature_bytes
+
+    def all_fit(size: int) -> bool:
+        return all_features + block_bytes(kernel, size) <= free
 
     def room(size: int) -> int:
-        return min(room_beside_block(kernel, size, free), parts_of(rows, width, size, symmetric=symmetric))
+        parts = parts_of(rows, width, size, symmetric=symmetric)
+        return parts if all_fit(size) else room_beside_block(kernel, size, free)
 
     def largest(enough: Callable[[int], bool], least: int) -> int | None:
         """The best tile, made smaller until it is small enough or as small as it may be."""
@@ -117,9 +120,8 @@ def plan_gram(
             size = max(least, smaller if smaller < 16 else smaller // 8 * 8)
         return size if enough(size) else None
 
-    small = min(SMALL_TILE, most)
     size = (
-        largest(lambda size: room(size) >= parts_of(rows, width, size, symmetric=symmetric), small)
+        largest(all_fit, min(SMALL_TILE, most))
         or largest(lambda size: room(size) >= GOOD_ROOM, 1)
         or largest(lambda size: room(size) >= 2, 1)
     )
@@ -129,8 +131,8 @@ def plan_gram(
             f"{_size(budget)} is too small: the result alone takes {_size(result)}, and one tile brings it to "
             f"{_size(least)}. Give more memory, fewer samples, or outputs='trace'."
         )
-    held_samples = min(room(size) * size, rows if symmetric else rows + width)
-    peak = result + kernel.work_bytes + held_samples * kernel.feature_bytes + block_bytes(kernel, size)
+    features = min(room(size) * size * kernel.feature_bytes, all_features)
+    peak = result + kernel.work_bytes + features + block_bytes(kernel, size)
     return Plan(rows, width, symmetric, size, room(size), result, peak, budget, kernel.methods)
 
 
