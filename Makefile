@@ -38,6 +38,7 @@ docs: .venv/docs
 bench: .venv/core .venv/browser
 	$(BIN)/python benchmarks/ensemble.py
 	$(BIN)/python benchmarks/overlap.py
+	$(BIN)/python benchmarks/panels.py
 	$(BIN)/unlazy bench kernels --out results/bench/kernels.json
 	$(BIN)/python benchmarks/adaptive.py
 	$(BIN)/python benchmarks/scope.py
