@@ -81,7 +81,7 @@ from epoch to epoch. The ReLU network's kernel keeps its alignment.
 MISSED = """
 What hard gates mostly lack is generalisation, not fit: the networks of Table 2 know nearly as many of their training images as
 their ReLU twins do, but for ResNet-110 on CIFAR-100, which is not done learning. On CIFAR-10 the distance of ResNet-110 shrinks
-with the length of training; on CIFAR-100 it is twice as large, in ResNet-34 too, and ResNet-34 with soft gates does hardly better, so
+with the length of training; on CIFAR-100 it is twice as large, in ResNet-34 too, where soft gates do hardly better, so
 it belongs to gates that are linear in the picture rather than to hard ones. Among the tries, twice the learning rate helped
 more than any choice of gates; Table 2 has not been run with it.
 """
