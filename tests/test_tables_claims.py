@@ -117,6 +117,40 @@ def test_training_is_also_done_when_what_is_compared_stands_still() -> None:
     assert told(relu=split, dlgn=still, pwc=still)["C22"] == "partly"  # tests stand still, training does not
 
 
+def cooled(after: dict[str, float], curve: list[dict[str, float]], **more: Any) -> dict[str, Any]:
+    """Both seeds of ``first_table`` after five more epochs, with these test accuracies in percent."""
+    return {
+        "networks": [
+            {"model": model, "seed": seed, "epochs_before": 10, "epochs": 5, "curve": curve}
+            | {"after": {"test_as_trained": test / 100, "train_as_trained": test / 100}, **more}
+            for model, test in after.items()
+            for seed in range(2)
+        ]
+    }
+
+
+def test_networks_that_never_stand_still_are_judged_once_they_are_cooled() -> None:
+    shaken = first_table(dlgn=69.0)  # three points from the others, by the chance of the last epoch
+    for made in shaken["cells"]:
+        made["train_as_trained"] = 0.8
+        made["curve"] = risen(72.0, 72.4, 69.0)
+    still = risen(73.0, 73.2, epochs=5)
+    near, far = {"relu": 73.0, "dlgn": 72.4, "pwc": 72.0}, {"relu": 73.0, "dlgn": 71.0, "pwc": 72.0}
+
+    def told(table: dict[str, Any] | None) -> dict[str, str]:
+        return verdicts(shaken | {"cooled": table})
+
+    assert told(None)["C20"] == "cannot tell"
+    assert told(cooled(near, still))["C20"] == told(cooled(near, still))["C25"] == "holds"
+    assert told(cooled(far, still))["C20"] == "fails"
+    assert told(cooled(near, still))["C22"] == "holds"  # 0.6 points above in training, and as near in tests
+    assert told(cooled(near, risen(73.0, 73.2, 71.0, epochs=5)))["C20"] == "cannot tell"  # still shaking
+    assert told(cooled({"relu": 73.0, "dlgn": 72.4}, still))["C20"] == "cannot tell"  # one is missing
+    assert told(cooled(near, still, epochs_before=9))["C20"] == "cannot tell"  # of another training
+    settled = first_table()  # where a constant rate is enough, it counts
+    assert verdicts(settled | {"cooled": cooled(far, still)})["C20"] == "holds"
+
+
 def test_the_bar_counts_at_the_length_that_is_compared() -> None:
     results = first_table()
     for made in results["cells"]:
