@@ -109,7 +109,10 @@ def difficulty(
     ``AdaptiveTangents``; outputs times points rows). With ``start``, a state dict or the states of several checkpoints in order,
     the model has been trained from there: ``points`` tangent features on each straight piece of the way are averaged.
 
-    >>> table = difficulty(nn.Linear(1, 1), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[2.0], [4.0], [6.1]]), ridge=0.1)
+    >>> line = nn.Linear(1, 1)
+    >>> line.load_state_dict({"weight": torch.zeros(1, 1), "bias": torch.zeros(1)})
+    <All keys matched successfully>
+    >>> table = difficulty(line, torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[2.0], [4.0], [6.1]]), ridge=0.1)
     >>> table.hardest(1).tolist()
     [2]
     """
