@@ -68,22 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1)
     chosen = parser.parse_args(arguments)
     folders = folders_in(chosen.runs)
     train = trained_on(folders[0], chosen.data)
     test = load_images(train.name, "test", chosen.data)
-    jobs = [(folder, train, test, chosen.epochs) for folder in folders]
+    jobs = [(folder, train, test, chosen.epochs, chosen.device) for folder in folders]
     with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
         found = [table for tables in pool.map(_one, jobs) for table in tables]
-    made_by = provenance("float32", "cpu") | {"data_sha256": f"{train.fingerprint} {test.fingerprint}"}
+    made_by = provenance("float32", chosen.device) | {"data_sha256": f"{train.fingerprint} {test.fingerprint}"}
     write_file(chosen.out, (json.dumps({"networks": found, "provenance": made_by}, indent=1) + "\n").encode())
     sys.stdout.write(f"{len(found)} networks kept in {chosen.out}\n")
 
 
-def _one(job: tuple[Path, Images, Images, int]) -> list[dict[str, Any]]:
+def _one(job: tuple[Path, Images, Images, int, str]) -> list[dict[str, Any]]:
+    folder, train, test, epochs, device = job
     with threads(1):
-        return cool(*job)
+        return cool(folder, train, test, epochs, device=device)
 
 
 if __name__ == "__main__":
