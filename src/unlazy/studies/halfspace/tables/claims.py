@@ -114,14 +114,12 @@ class Table:
         fits = bool((self.percent(models, "train_as_trained")[0] >= TRAINED).all())
         if fits or _all_stand_still(cells, name):
             return constant
-        cooled = self.cooled(models, cells)
+        cooled = self.cooled(cells)
         if _all_stand_still(cooled, name):
             return 100 * np.array([[net["after"][name] for net in column] for column in cooled]).T
         return np.full_like(constant, np.nan)
 
-    def cooled(
-        self, models: Sequence[str], cells: Sequence[Sequence[Mapping[str, Any]]]
-    ) -> list[list[Mapping[str, Any]]]:
+    def cooled(self, cells: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Mapping[str, Any]]]:
         """What became of these cells after some epochs at a tenth of the rate; empty unless it is known of all of them."""
         networks = (self.results.get("cooled") or {}).get("networks", [])
         known = {(net["model"], net["epochs_before"], net["seed"]): net for net in networks}

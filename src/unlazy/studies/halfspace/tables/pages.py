@@ -20,6 +20,7 @@ TARGETS = (  # what this project set out to reach with hard gates, in percent: w
     ("cifar-10", "wide", 91.0),  # to be passed, not only reached
     ("cifar-100", "wide", 67.0),
 )
+HEADER = ("network", "run", "train %", "test % as trained", "hard gates", "gap", "paper's test %")
 APART = 0.1  # of the trace in the hands of a hundredth of the images: a kernel that has fallen apart
 GAP_TARGET = 6.0  # points between a ResNet-110 and its ReLU twin
 
@@ -133,31 +134,21 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def first_table(table: Table) -> str:
     """Train and test accuracy of every model of Table 1 that was run: trained ones by length, then linear ones."""
+    place = CONV | {"recipe": "main"}
     rows = []
-    for epochs in lengths(table, **CONV, recipe="main"):
-        for model in (model for model in MODELS if model not in LINEAR_MODELS):
-            if table.of_length(epochs).cells(**CONV, model=model):
-                run = f"{table.of_length(epochs).length([model])}, rate {rate_of(table.of_length(epochs), model, **CONV):g}"
-                rows.append(_first_row(table.of_length(epochs), model, run, hard=True))
+    for epochs in lengths(table, **place):
+        at_length = table.of_length(epochs)
+        for model in (
+            model for model in MODELS if model not in LINEAR_MODELS and at_length.cells(model=model, **place)
+        ):
+            run = f"{at_length.length([model])}, rate {rate_of(at_length, model, **place):g}"
+            rows.append(_row_of(at_length, model, run, place))
     rows += [
-        _first_row(table, model, ridge_of(table, model), hard=False)
+        _row_of(table, model, ridge_of(table, model), place)
         for model in LINEAR_MODELS
-        if table.cells(**CONV, model=model)
+        if table.cells(model=model, **place)
     ]
-    return lines(["network", "run", "train %", "test % as trained", "hard gates", "gap", "paper's test %"], rows)
-
-
-def _first_row(table: Table, model: str, run: str, *, hard: bool) -> list[str]:
-    relu, own = table.percent(["relu", model])
-    return [
-        MODELS[model],
-        run,
-        spread(table.percent([model], "train_as_trained")[0]),
-        spread(table.percent([model])[0]),
-        spread(table.percent([model], "test_hard_gates")[0]) if hard else "",
-        "" if model == "relu" else spread(relu - own),
-        f"{PAPER['cifar-10', 'conv', model]:g}" if ("cifar-10", "conv", model) in PAPER else "",
-    ]
+    return lines(HEADER, rows)
 
 
 def ridge_of(table: Table, model: str) -> str:
@@ -183,14 +174,12 @@ def second_table(table: Table) -> str:
                 where = f"{data}, {layout}" + ("" if recipe == "main" else ", no augmentation")
                 for epochs in lengths(table, **place):
                     at_length = table.of_length(epochs)
-                    for model, said in MODELS.items():
-                        own = at_length.percent([model], **place)[0]
-                        if np.isfinite(own).any():
-                            theirs = PAPER.get((data, layout, model))
-                            paper = "" if theirs is None else f"{theirs:g}"
-                            rows.append([where, *_row_of(at_length, model, said, place), paper])
-    header = ["where", "network", "run", "train %", "test % as trained", "hard gates", "gap", "paper's test %"]
-    return lines(header, rows)
+                    for model in (model for model in MODELS if at_length.cells(model=model, **place)):
+                        rate = rate_of(at_length, model, **place)
+                        unusual = "" if rate == table.results["settings"]["lr"] else f", rate {rate:g}"
+                        run = at_length.length([model], **place) + unusual
+                        rows.append([where, *_row_of(at_length, model, run, place)])
+    return lines(["where", *HEADER], rows)
 
 
 def lengths(table: Table, **place: str) -> list[int]:
@@ -201,18 +190,18 @@ def lengths(table: Table, **place: str) -> list[int]:
     return sorted(gated or {max(relu, default=0)})
 
 
-def _row_of(table: Table, model: str, said: str, place: Mapping[str, str]) -> list[str]:
-    """Numbers of one network, and how far it is from the ReLU network of the same seeds."""
+def _row_of(table: Table, model: str, run: str, place: Mapping[str, str]) -> list[str]:
+    """Numbers of one network, how far it is from the ReLU network of the same seeds, and what the paper has."""
     relu, own = table.percent(["relu", model], **place)
-    rate = rate_of(table, model, **place)
-    unusual = "" if rate == table.results["settings"]["lr"] else f", rate {rate:g}"
+    theirs = PAPER.get((place["data"], place["layout"], model))
     return [
-        said,
-        table.length([model], **place) + unusual,
+        MODELS[model],
+        run,
         spread(table.percent([model], "train_as_trained", **place)[0]),
         spread(table.percent([model], **place)[0]),
-        spread(table.percent([model], "test_hard_gates", **place)[0]),
+        "" if model in LINEAR_MODELS else spread(table.percent([model], "test_hard_gates", **place)[0]),
         "" if model == "relu" else spread(relu - own),
+        "" if theirs is None else f"{theirs:g}",
     ]
 
 
@@ -244,8 +233,7 @@ def kernels_section(dynamics: Mapping[str, Any] | None) -> list[str]:
             ]
         )
     header = ["network", "seeds", "epochs", "overlap alignment", "tangent alignment", "overlap moved", "tangent moved"]
-    header.append("held by 1 %")
-    table = lines([*header, "log10 active paths", "spread over classes"], rows)
+    table = lines([*header, "held by 1 %", "log10 active paths", "spread over classes"], rows)
     figure = "![Kernels of fixed images along training](../results/table1/paper/table1_kernels.png)\n"
     apart = any(net["tangent_top_share"][-1] > APART for net in dynamics["networks"])
     parts = ["### How the kernels move\n", KERNELS.format(images=dynamics["images"]), table, figure]
