@@ -29,7 +29,7 @@ from unlazy.studio.guard import Guard, check_binding, host_name
 from unlazy.studio.shelf import Shelf
 
 pytest.importorskip("starlette")
-pytest.importorskip("httpx")
+pytest.importorskip("httpx2")
 from starlette.testclient import TestClient
 
 BASE = "http://127.0.0.1:8123"
