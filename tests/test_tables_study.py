@@ -43,7 +43,9 @@ NO_STEPS = lambda *_: None  # noqa: E731
 def test_every_cell_of_the_paper_once_and_one_seed_of_all_first() -> None:
     second = cells(SCALES["paper", 2])
     names = [train.name_of(cell.__dict__) for cell in second]
-    assert len(set(names)) == len(names) == 2 * 2 * 4 * 3 + 2 * 4
+    assert (
+        len(set(names)) == len(names) == 2 * 2 * 4 * 3 + 2 * 2 * 2 * 4
+    )  # three seeds of the main recipe, one of two others
     places = [(cell.data, cell.layout) for cell in second[:16]]
     assert places[::4] == [
         ("cifar-10", "resnet-34"),
@@ -96,6 +98,10 @@ def test_recipes_of_the_tables() -> None:
     assert by_recipe["main"].augment
     assert not by_recipe["plain"].augment
     assert replace(by_recipe["main"], augment=False, smoothing=0.0) == by_recipe["plain"]
+    assert by_recipe["main"].whiten == 0
+    assert replace(by_recipe["whitened"], whiten=0.0) == by_recipe["main"]
+    places = {(cell.data, cell.layout) for cell in cells(SCALES["paper", 2]) if cell.recipe == "plain"}
+    assert places == {(data, layout) for data in ("cifar-10", "cifar-100") for layout in ("resnet-34", "resnet-110")}
 
 
 def test_digits_stand_in_for_missing_pictures(tmp_path: Path) -> None:

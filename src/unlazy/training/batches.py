@@ -6,7 +6,7 @@ Order, flips, shifts and patches of an epoch belong to (seed, epoch) and are the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
@@ -14,19 +14,23 @@ from torch import Tensor
 
 from unlazy.data.images import Images
 from unlazy.runtime import stream
+from unlazy.training.whitening import filtered, whitening_filter
 
 CROP = 4  # pixels a picture may shift by, each way
+WHITENED_BY = 2000  # pictures, the first ones, that decide the whitening filter
 
 
 @dataclass(frozen=True)
 class DeviceImages:
-    """Pictures as bytes on the device, channels last; ``layout``: how their numbers are to lie in memory."""
+    """Pictures as bytes on the device, channels last; ``layout``: how their numbers are to lie in memory; ``whitening``: a
+    filter that they pass before a network sees them."""
 
     pixels: UInt8[Tensor, "n h w c"]
     labels: Int64[Tensor, "n"]
     low: Float[Tensor, "c"]
     range: Float[Tensor, "c"]
     layout: torch.memory_format = torch.contiguous_format
+    whitening: Float[Tensor, "c c k k"] | None = None
 
     @classmethod
     def put(
@@ -45,9 +49,16 @@ class DeviceImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def whitened(self, ridge: float) -> DeviceImages:
+        """The same pictures under the filter that whitens them."""
+        return replace(self, whitening=whitening_filter(self.floats(self.pixels[:WHITENED_BY]), ridge))
+
     def floats(self, pixels: UInt8[Tensor, "k h w c"]) -> Float[Tensor, "k c h w"]:
         """Numbers for a network, as ``Images.floats``."""
-        return ((pixels.float() - self.low) / self.range).permute(0, 3, 1, 2).contiguous(memory_format=self.layout)
+        numbers = ((pixels.float() - self.low) / self.range).permute(0, 3, 1, 2)
+        if self.whitening is not None:
+            numbers = filtered(numbers, self.whitening)
+        return numbers.contiguous(memory_format=self.layout)
 
     def batches(
         self, seed: int, epoch: int, size: int, *, augment: bool, mixed: float = 0.0

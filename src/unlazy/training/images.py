@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ EVALUATED_AT_ONCE = 1000
 class ImageRecipe:
     """How to train. ``precision`` counts on a GPU only; ``distil`` is the share of the loss that follows a teacher's softened
     outputs; ``gate_lr`` multiplies the rate of the gating branch. ``mixed``: the share of pictures with a patch of another
-    one, for pure distillation alone, where the teacher says what such a picture is.
+    one, for pure distillation alone, where the teacher says what such a picture is. ``whiten``: the ridge of a filter that
+    whitens pictures before any network, teachers included, sees them (:mod:`unlazy.training.whitening`); 0: none.
 
     ``looks_every``: accuracies are measured after every so many epochs, and always at the end; those on training images on the
     first ``train_probe`` of them (default: all), without augmentation.
@@ -59,6 +60,7 @@ class ImageRecipe:
     temperature: float = 4.0
     gate_lr: float = 1.0
     mixed: float = 0.0
+    whiten: float = 0.0
     looks_every: int | None = None
     train_probe: int | None = None
 
@@ -77,11 +79,13 @@ class ImageRecipe:
             self.mixed == 0 or self.distil == 1,
             "pictures with patches have no label of their own: mixed needs distil=1.",
         )
+        require(self.whiten >= 0, f"whiten is a ridge, at least 0; got {self.whiten!r}.")
         require(self.looks_every is None or self.looks_every >= 1, "looks_every must be at least 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
+        """Plain JSON values; what came later is named only where it is used, so that earlier trainings keep their ids."""
+        plain = asdict(self)
+        return plain if self.whiten else {name: value for name, value in plain.items() if name != "whiten"}
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate of a step: constant, or linearly up over the first part and down on half a cosine."""
@@ -251,11 +255,9 @@ def train_images(
     cuda = torch.device(device).type == "cuda"
     autocast = cuda and recipe.precision == "bfloat16"
     layout = torch.channels_last if autocast else torch.contiguous_format  # tensor cores read bfloat16 channels last
-    data = DeviceImages.put(train, device, standardise=recipe.standardise, layout=layout)
-    probe = DeviceImages.put(
-        train.take(slice(recipe.train_probe)), device, standardise=recipe.standardise, layout=layout
+    data, probe, held_out = on_device(
+        recipe, train, train.take(slice(recipe.train_probe)), test, device=device, layout=layout
     )
-    held_out = DeviceImages.put(test, device, standardise=recipe.standardise, layout=layout)
     _move(net, device, layout).train()
     if teacher is not None:
         _move(teacher, device, layout).eval()
@@ -299,6 +301,21 @@ def train_images(
         "precision": "bfloat16" if autocast else "float32",
         "graphs": isinstance(step, _Captured),
     }
+
+
+def on_device(
+    recipe: ImageRecipe,
+    train: Images,
+    *others: Images,
+    device: str,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> list[DeviceImages]:
+    """Training pictures and others, all as a recipe wants them; it is the training pictures that decide how they are whitened."""
+    put = [DeviceImages.put(some, device, standardise=recipe.standardise, layout=layout) for some in (train, *others)]
+    if recipe.whiten == 0:
+        return put
+    filter_ = put[0].whitened(recipe.whiten).whitening
+    return [replace(some, whitening=filter_) for some in put]
 
 
 def _due(epoch: int, every: int | None, last: int) -> bool:

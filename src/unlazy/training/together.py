@@ -25,7 +25,7 @@ from unlazy.runtime import StoreError, require
 from unlazy.store import Run, Writer
 from unlazy.training.batches import DeviceImages
 from unlazy.training.fit import Progress
-from unlazy.training.images import ImageRecipe, accuracies, accuracy, loss_function, now, quick_convolutions
+from unlazy.training.images import ImageRecipe, accuracies, accuracy, loss_function, now, on_device, quick_convolutions
 
 CHANNELS_BY = 8
 SLOTS = ("exp_avg", "exp_avg_sq")
@@ -67,11 +67,8 @@ def train_together(
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
     cuda = torch.device(device).type == "cuda"
     layout = torch.channels_last if cuda else torch.contiguous_format
-    data, held_out = (
-        DeviceImages.put(images, device, standardise=recipe.standardise, layout=layout) for images in (train, test)
-    )
-    probe = DeviceImages.put(
-        train.take(slice(recipe.train_probe)), device, standardise=recipe.standardise, layout=layout
+    data, probe, held_out = on_device(
+        recipe, train, train.take(slice(recipe.train_probe)), test, device=device, layout=layout
     )
     autocast = cuda and recipe.precision == "bfloat16"
     per_epoch, seconds = len(data) // recipe.batch, 0.0

@@ -38,9 +38,8 @@ from unlazy.studies.halfspace.tables.train import (
     train_recorded,
     writer_of,
 )
-from unlazy.training.batches import DeviceImages
 from unlazy.training.fit import Progress
-from unlazy.training.images import ImageRecipe, accuracy
+from unlazy.training.images import ImageRecipe, accuracy, on_device
 
 SMALL, DEEP, LONG_SMALL, LONG_DEEP = "small", "resnet-110", 8, 6
 VALIDATION = 0.1  # of the training images
@@ -119,6 +118,8 @@ def explore() -> list[Try]:
         "rate x 4": {"recipe": replace(base, lr=1.2)},
         "half the batch": {"recipe": replace(base, batch=256)},
         "weight decay x 2": {"recipe": replace(base, weight_decay=1e-3)},
+        "whitened pictures": {"recipe": replace(base, whiten=0.1)},
+        "the ReLU twin, whitened pictures": {"spec": hard.relu(), "recipe": replace(base, whiten=0.1)},
         "the ReLU twin, rate x 2": {"spec": hard.relu(), "recipe": replace(base, lr=0.6)},
         "normalised gates, beta 1, rate x 2": {
             "spec": replace(small_spec(), gate=HardGate(1.0), even_gates=True),
@@ -180,7 +181,7 @@ def run_try(
         teacher=teacher,
         progress=progress,
     )
-    held_out = DeviceImages.put(test, device, standardise=one.recipe.standardise)
+    _, held_out = on_device(one.recipe, train, test, device=device)
     found["test_mirrored"] = accuracy(net.hard(), held_out, mirrored=True)
     found["mirrored"] = "mean of the outputs on a picture and on its mirror image, hard gates"
     took = round(time.perf_counter() - started, 2)

@@ -343,7 +343,7 @@ def _c24(table: Table) -> Row:
             for model in ("dlgn-hard", "pwc-hard"):
                 top, other = table.percent(("relu", model), **place)
                 controls.append(summary(f"{data}, {layout}: ReLU above {MODELS[model]}", top - other, "points"))
-            for recipe in ("main", "plain"):
+            for recipe in ("main", "plain", "whitened"):
                 controls += _accuracies(table, ("relu", "dlgn", "dlgn-hard", "pwc-hard"), **place, recipe=recipe)
             own, trained_hard = table.percent(("relu", "dlgn-hard"), **place)
             compared = (

@@ -21,8 +21,7 @@ from unlazy.data.images import Images, load_images
 from unlazy.runtime import provenance, threads
 from unlazy.store import Run, write_file
 from unlazy.studies.halfspace.tables.dynamics import folders_in, jobs_of, network_of, trained_on
-from unlazy.training.batches import DeviceImages
-from unlazy.training.images import ImageRecipe, accuracies
+from unlazy.training.images import ImageRecipe, accuracies, on_device
 from unlazy.training.together import Stack, train_together
 
 SHARE = 0.1  # of the rate before
@@ -39,7 +38,7 @@ def cool(
     last = max(job.step for job in jobs_of(folder))
     jobs = [job for job in jobs_of(folder) if job.step == last]
     nets = [network_of(job).to(device) for job in jobs]
-    data, held_out = (DeviceImages.put(images, device, standardise=recipe.standardise) for images in (train, test))
+    data, held_out = on_device(recipe, train, test, device=device)
     before = [accuracies(net, data, held_out) for net in nets]
     seeds = [int(run.members[job.member]["seed"]) for job in jobs]
     slower = replace(recipe, lr=SHARE * recipe.lr, epochs=epochs)

@@ -13,6 +13,7 @@ from unlazy.studies.halfspace.tables.settings import LINEAR_MODELS, MODELS
 
 DATA = ("cifar-10", "cifar-100")
 LAYOUTS = ("resnet-34", "resnet-110")
+RECIPES_OF_TABLE_2 = {"main": "", "plain": ", no augmentation", "whitened": ", whitened pictures"}
 CONV = {"data": "cifar-10", "layout": "conv"}  # Table 1
 TARGETS = (  # what this project set out to reach with hard gates, in percent: where, by which network, how much
     ("cifar-10", "resnet-34", 88.0),
@@ -167,11 +168,11 @@ def rate_of(table: Table, model: str, **place: str) -> float:
 def second_table(table: Table) -> str:
     """Every cell of Table 2 that was run, by recipe and length of training: each beside the ReLU network of its own length."""
     rows = []
-    for recipe in ("main", "plain"):
+    for recipe, said in RECIPES_OF_TABLE_2.items():
         for data in DATA:
             for layout in LAYOUTS:
                 place = {"data": data, "layout": layout, "recipe": recipe}
-                where = f"{data}, {layout}" + ("" if recipe == "main" else ", no augmentation")
+                where = f"{data}, {layout}{said}"
                 for epochs in lengths(table, **place):
                     at_length = table.of_length(epochs)
                     for model in (model for model in MODELS if at_length.cells(model=model, **place)):
