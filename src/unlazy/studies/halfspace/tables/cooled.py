@@ -25,7 +25,7 @@ from unlazy.training.images import ImageRecipe, accuracies, on_device
 from unlazy.training.together import Stack, train_together
 
 SHARE = 0.1  # of the rate before
-EPOCHS = 5
+EPOCHS = 20
 ACCURACIES = ("train_as_trained", "test_as_trained", "test_hard_gates")
 
 

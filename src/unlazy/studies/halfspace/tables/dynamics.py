@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -29,6 +29,7 @@ from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.conv import GatedImageNet, build_images
 from unlazy.runtime import provenance, require, threads
 from unlazy.store import Run, write_file
+from unlazy.studies.halfspace.tables.settings import MODELS
 
 KERNELS = ("overlap", "tangent")
 PER_CLASS = 50
@@ -129,7 +130,9 @@ def dynamics(folder: Path, labels: Tensor, classes: int) -> list[dict[str, Any]]
             continue
         states = [dict(np.load(job.kept_in)) for job in jobs]
         epochs = [job.step / per_epoch for job in jobs]
-        table: dict[str, Any] = {"model": run.header["recipe"]["model_name"], "seed": about["seed"], "epochs": epochs}
+        recipe = run.header["recipe"]
+        table: dict[str, Any] = {"model": recipe["model_name"], "seed": about["seed"], "rate": recipe["training"]["lr"]}
+        table["epochs"] = epochs
         for kind in KERNELS:
             kernels = [torch.from_numpy(state[kind]).double() for state in states]
             table[f"{kind}_alignment"] = [_plain(centered_alignment(kernel, targets)) for kernel in kernels]
@@ -142,6 +145,16 @@ def dynamics(folder: Path, labels: Tensor, classes: int) -> list[dict[str, Any]]
         table["log10_paths_by_class"] = [log_paths(state["overlap"], labels.numpy(), classes) for state in states]
         found.append(table)
     return found
+
+
+def alike(networks: Sequence[Mapping[str, Any]]) -> dict[tuple[float, float, str], list[Mapping[str, Any]]]:
+    """Networks that differ in their seeds alone, by epochs, rate and model; shorter trainings first, models as in the tables."""
+    order = list(MODELS)
+    keys = {(net["epochs"][-1], net["rate"], net["model"]) for net in networks}
+    return {
+        key: [net for net in networks if (net["epochs"][-1], net["rate"], net["model"]) == key]
+        for key in sorted(keys, key=lambda key: (*key[:2], order.index(key[2])))
+    }
 
 
 def top_share(kernel: NDArray[Any], part: float = TOP) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from unlazy import plots
 from unlazy.studies.halfspace.tables.claims import FIGURE_OF, Table
+from unlazy.studies.halfspace.tables.dynamics import alike
 from unlazy.studies.halfspace.tables.settings import MODELS
 
 if TYPE_CHECKING:
@@ -55,24 +56,39 @@ def kernels(dynamics: Mapping[str, Any]) -> Figure:
         ("velocity", "velocity, 1 / epoch"),
     )
     figure, axes = plots.grid(2, 3, (3.2, 2.4))
-    models = [model for model in MODELS if any(net["model"] == model for net in dynamics["networks"])]
-    colours = dict(zip(models, (name for name in plots.COLOURS if name != "grey"), strict=False))
+    groups = alike(dynamics["networks"])
+    models = [model for model in MODELS if any(model == own for _, _, own in groups)]
+    colours = dict(zip(models, (shade for name, shade in plots.COLOURS.items() if name != "grey"), strict=False))
+    runs = sorted({(epochs, rate) for epochs, rate, _ in groups}, reverse=True)  # the longest as a full line
+    strokes = dict(zip(runs, ("-", "--", ":", "-."), strict=False))
+    last = runs[0][0]
     for (kind, said), line in zip(rows, axes, strict=True):
         for (name, title), axis in zip(columns, line, strict=True):
-            for net in dynamics["networks"]:
-                values = [np.nan if value is None else value for value in net[f"{kind}_{name}"]]
-                epochs = net["epochs"][-len(values) :]
-                colour = plots.COLOURS[colours[net["model"]]]
-                axis.plot(epochs, values, "o-", markersize=2.5, color=colour, label=MODELS[net["model"]])
-            last = max(net["epochs"][-1] for net in dynamics["networks"])
+            for (epochs, rate, model), own in groups.items():
+                for net in own:
+                    values = [np.nan if value is None else value for value in net[f"{kind}_{name}"]]
+                    looks, stroke = net["epochs"][-len(values) :], strokes[epochs, rate]
+                    axis.plot(looks, values, "o", linestyle=stroke, markersize=2.5, linewidth=1.2, color=colours[model])
             axis.set(title=title, xscale="symlog", xlabel="epoch" if kind == "tangent" else "", xlim=(0, 1.1 * last))
             shown = [epoch for epoch in EPOCHS if epoch <= last]
             axis.set_xticks(shown, [str(epoch) for epoch in shown])
             axis.minorticks_off()
         line[0].set_ylabel(said)
-    handles = dict(zip(*reversed(axes[0][0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend(handles=_lines(colours, strokes), loc="outside lower center", ncols=4)
     return figure
+
+
+def _lines(colours: Mapping[str, Any], strokes: Mapping[tuple[float, float], Any]) -> list[Any]:
+    """What colours and, where there is more than one, strokes mean."""
+    from matplotlib.lines import Line2D
+
+    made = [Line2D([], [], color=colour, label=MODELS[model]) for model, colour in colours.items()]
+    grey = plots.COLOURS["grey"]
+    runs = [
+        Line2D([], [], color=grey, linestyle=stroke, label=f"{epochs:g} epochs, rate {rate:g}")
+        for (epochs, rate), stroke in strokes.items()
+    ]
+    return made + runs if len(runs) > 1 else made
 
 
 def normals(pictures: Mapping[str, Any]) -> Figure:
@@ -128,18 +144,18 @@ def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str
             if np.isnan(values).all():
                 continue
             middle = float(np.median(values))
-            if model.endswith("hard") and name == "test_as_trained":
-                colour = "orange"  # trained as half-spaces
-            axis.bar(place + shift, middle, 0.25, color=plots.COLOURS[colour])
+            half_spaces = model.endswith("hard") and name == "test_as_trained"
+            shade = "orange" if half_spaces else colour
+            axis.bar(place + shift, middle, 0.25, color=plots.COLOURS[shade])
             if len(values) > 1:
                 axis.plot([place + shift] * len(values), values, "o", markersize=2, color=plots.COLOURS["black"])
             text = axis.text(place + shift, 2, f"{middle:.1f}", ha="center", va="bottom", fontsize=7, rotation=90)
-            text.set_color("black" if colour == "orange" else "white")
+            text.set_color("black" if shade == "orange" else "white")
     names = []
     for place, model in enumerate(models):
         theirs = PAPER.get((data, layout, model))
         epochs = table.together([model], "epochs", data=data, layout=layout)[0, 0]
-        long = f"\n{int(epochs)} epochs" if epochs > 0 else ""
+        long = f"\n{int(epochs)} epochs" if epochs > 0 else "\nnot run" if np.isnan(epochs) else ""
         names.append(_wrapped(MODELS[model]) + long + ("" if theirs is None else f"\n(paper: {theirs:g})"))
         if theirs is not None:
             axis.plot(place, theirs, "D", color=plots.COLOURS["red"], markersize=6, markeredgecolor="white")

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from unlazy.studies.halfspace.tables.claims import Table
+from unlazy.studies.halfspace.tables.claims import Table, run_in_words
+from unlazy.studies.halfspace.tables.dynamics import alike
 from unlazy.studies.halfspace.tables.figures import PAPER
 from unlazy.studies.halfspace.tables.settings import LINEAR_MODELS, MODELS
 
 DATA = ("cifar-10", "cifar-100")
 LAYOUTS = ("resnet-34", "resnet-110")
-RECIPES_OF_TABLE_2 = {"main": "", "plain": ", no augmentation", "whitened": ", whitened pictures"}
 CONV = {"data": "cifar-10", "layout": "conv"}  # Table 1
 TARGETS = (  # what this project set out to reach with hard gates, in percent: where, by which network, how much
     ("cifar-10", "resnet-34", 88.0),
@@ -82,10 +82,11 @@ from epoch to epoch. The ReLU network's kernel keeps its alignment.
 
 MISSED = """
 What hard gates mostly lack is generalisation, not fit: the networks of Table 2 know nearly as many of their training images as
-their ReLU twins do, but for ResNet-110 on CIFAR-100, which is not done learning. On CIFAR-10 the distance of ResNet-110 shrinks
-with the length of training; on CIFAR-100 it is twice as large, in ResNet-34 too, where soft gates do hardly better, so
-it belongs to gates that are linear in the picture rather than to hard ones. Among the tries, twice the learning rate helped
-more than any choice of gates; Table 2 has not been run with it.
+their ReLU twins do, but for ResNet-110 on CIFAR-100, which is not done learning. The distance of ResNet-110 on CIFAR-10 is six
+to seven points however it was trained; on CIFAR-100 it is nearly twice that, in ResNet-34 too. Soft gates, before they are made
+hard, are about as far away, so the distance belongs to gates that are linear in the picture rather than to hard ones. Higher
+rates, smaller batches and more weight decay help small gated networks in few epochs, whitened pictures hardly; but twice the rate
+helped the ReLU twin as well, and brought ResNet-110 no nearer to its own.
 """
 
 
@@ -96,6 +97,7 @@ def page(first: Mapping[str, Any], second: Mapping[str, Any], tries: Sequence[Ma
         "## Table 1: five convolutions on CIFAR-10\n",
         _verdicts(first),
         first_table(Table(first)),
+        *hard_from_the_start(Table(first)),
         "![Table 1: measured beside published](../results/table1/paper/table1_accuracies.png)\n",
         "### What gating costs\n",
         costs(Table(first)),
@@ -152,6 +154,21 @@ def first_table(table: Table) -> str:
     return lines(HEADER, rows)
 
 
+def hard_from_the_start(table: Table) -> list[str]:
+    """What true half-spaces cost in Table 1, where soft and hard gates were trained alike."""
+    said = []
+    for soft in ("dlgn", "pwc"):
+        pair = (soft, f"{soft}-hard")
+        as_trained, hard = table.percent(pair)
+        if np.isfinite(hard).all():
+            made_hard = table.percent(pair, "test_hard_gates")[0]
+            said.append(
+                f"{MODELS[soft]}: {spread(as_trained)} % as trained, {spread(made_hard)} % once its gates are made hard, "
+                f"{spread(hard)} % trained with hard gates ({table.length(pair)})"
+            )
+    return [f"What half-spaces cost, made afterwards or trained as such. {'. '.join(said)}.\n"] if said else []
+
+
 def ridge_of(table: Table, model: str) -> str:
     """The ridges that linear models chose on held-out images, and whether they would have liked a smaller one."""
     chosen = sorted({cell["ridge"] for cell in table.cells("cifar-10", "conv", model).values() if "ridge" in cell})
@@ -168,7 +185,7 @@ def rate_of(table: Table, model: str, **place: str) -> float:
 def second_table(table: Table) -> str:
     """Every cell of Table 2 that was run, by recipe and length of training: each beside the ReLU network of its own length."""
     rows = []
-    for recipe, said in RECIPES_OF_TABLE_2.items():
+    for recipe, said in (("main", ""), ("plain", ", no augmentation")):
         for data in DATA:
             for layout in LAYOUTS:
                 place = {"data": data, "layout": layout, "recipe": recipe}
@@ -211,10 +228,7 @@ def kernels_section(dynamics: Mapping[str, Any] | None) -> list[str]:
     if not dynamics:
         return []
     rows = []
-    for model, said in MODELS.items():
-        own = [net for net in dynamics["networks"] if net["model"] == model]
-        if not own:
-            continue
+    for (epochs, rate, model), own in alike(dynamics["networks"]).items():
         paths = [np.mean(net["log10_paths_by_class"], 1)[[0, -1]] for net in own]
         classes = [np.ptp(net["log10_paths_by_class"][-1]) for net in own]
         at_ends = {
@@ -223,9 +237,8 @@ def kernels_section(dynamics: Mapping[str, Any] | None) -> list[str]:
         }
         rows.append(
             [
-                said,
-                f"{len(own)}",
-                f"{own[0]['epochs'][-1]:g}",
+                MODELS[model],
+                f"{run_in_words(len(own), epochs)}, rate {rate:g}",
                 *(" -> ".join(at_ends[name]) for name in ("overlap_alignment", "tangent_alignment")),
                 *(at_ends[name][-1] for name in ("overlap_distance", "tangent_distance")),
                 " -> ".join(spread([net["tangent_top_share"][end] for net in own], 2) for end in (0, -1)),
@@ -233,7 +246,7 @@ def kernels_section(dynamics: Mapping[str, Any] | None) -> list[str]:
                 spread(classes, 2),
             ]
         )
-    header = ["network", "seeds", "epochs", "overlap alignment", "tangent alignment", "overlap moved", "tangent moved"]
+    header = ["network", "run", "overlap alignment", "tangent alignment", "overlap moved", "tangent moved"]
     table = lines([*header, "held by 1 %", "log10 active paths", "spread over classes"], rows)
     figure = "![Kernels of fixed images along training](../results/table1/paper/table1_kernels.png)\n"
     apart = any(net["tangent_top_share"][-1] > APART for net in dynamics["networks"])
@@ -313,17 +326,24 @@ def targets(table: Table, tries: Sequence[Mapping[str, Any]]) -> str:
         aim, reached = ("past", best > wanted) if layout == "wide" else ("at least", best >= wanted)
         rows.append([f"{data}, {layout}: {aim} {wanted:g} %", spread([best]), _reached(reached, best)])
     for data in DATA:
-        relu, hard = table.percent(["relu", "dlgn-hard"], data=data, layout="resnet-110")
-        gap = float((relu - hard).mean())
-        rows.append(
-            [
-                f"{data}, resnet-110: within {GAP_TARGET:g} points of its ReLU twin",
-                spread([gap]),
-                _reached(gap <= GAP_TARGET, gap),
-            ]
-        )
+        gaps = gaps_by_length(table, data)
+        longest = list(gaps.values())[-1] if gaps else np.nan
+        measured = f"{', '.join(f'{gap:.1f}' for gap in gaps.values())} ({', '.join(map(str, gaps))} epochs)"
+        aim = f"{data}, resnet-110: within {GAP_TARGET:g} points of its ReLU twin, trained longest"
+        rows.append([aim, measured if gaps else spread([]), _reached(longest <= GAP_TARGET, longest)])
     missed = any(row[-1] == "missed" for row in rows)
     return lines(["aim, hard gates", "measured", ""], rows) + (MISSED if missed else "")
+
+
+def gaps_by_length(table: Table, data: str) -> dict[int, float]:
+    """How far hard-gated ResNet-110s are below their ReLU twins, by epochs."""
+    place = {"data": data, "layout": "resnet-110"}
+    found = {}
+    for epochs in lengths(table, recipe="main", **place):
+        relu, hard = table.of_length(epochs).percent(["relu", "dlgn-hard"], **place)
+        if np.isfinite(relu - hard).all():
+            found[epochs] = float((relu - hard).mean())
+    return found
 
 
 def _reached(reached: bool, value: float) -> str:

@@ -5,8 +5,8 @@ The paper gives layouts and, for its first table, Adam at 2e-4; it gives no reci
 * Table 1 has batches of 128 at 4e-4 (the rate follows the square root of the batch) where the group's code has 32 at 2e-4: small
   batches are bound by launching kernels. Gates are soft, as published; hard-trained ones stand beside them.
 * Table 2 has one modern recipe for all networks alike: SGD, one cycle, flips and crops, smoothed labels; ``plain`` is without the
-  last three, ``whitened`` is the same on whitened pictures. How the gradient reaches hard gates (``hard_beta``, ``even_gates``)
-  was chosen on held-out training images of a smaller network; see the campaign.
+  last three. How the gradient reaches hard gates (``hard_beta``, ``even_gates``) was chosen on held-out training images of a
+  smaller network; see the campaign.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ MODELS = {
 }
 LINEAR_MODELS = ("tangent", "trace")
 LAYOUTS = ("conv", "resnet-34", "resnet-110")
-WHITENED = 0.1  # ridge of the filter that whitens pictures
 RIDGES = tuple(10.0**-power for power in range(13, 2, -1))  # of linear models, relative to the mean diagonal
 HELD_OUT = 0.1  # of the training images, to choose the ridge
 
@@ -171,7 +170,7 @@ SCALES = {
         {"resnet-34": 20, "resnet-110": 10},
         hard_beta=1.0,
         even_gates=True,
-        extra_recipes=("plain", "whitened"),
+        extra_recipes=("plain",),
     ),
 }
 
@@ -254,9 +253,7 @@ class Cell:
             gate_lr=settings.gate_lr if self.model.endswith("hard") else 1.0,
             train_probe=min(10_000, settings.images),
         )
-        if self.recipe == "plain":
-            return replace(main, augment=False, smoothing=0.0)
-        return replace(main, whiten=WHITENED) if self.recipe == "whitened" else main
+        return replace(main, augment=False, smoothing=0.0) if self.recipe == "plain" else main
 
     def in_stack(self) -> bool:
         """Whether this network is small enough to be trained together with others."""
