@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from unlazy import DLGN, ReLUNet, Run, Scope
 from unlazy.runtime import Unsupported, stream
 from unlazy.scope import first_layer
-from unlazy.scope.first_layer import biases
+from unlazy.scope.first_layer import open_where
 from unlazy.scope.probe import as_probe
 
 ALWAYS = float("inf")
@@ -123,6 +123,42 @@ def test_kept_half_spaces_are_where_the_gates_open(name: str, tmp_path: Path) ->
             assert 0.1 < np.mean(heights > 0) < 0.9
 
 
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "sequential": lambda: plain(nn.BatchNorm1d(UNITS), nn.ReLU()),
+    "no bias": lambda: plain(nn.BatchNorm1d(UNITS), nn.ReLU(inplace=True), bias=False),
+    "not affine": lambda: plain(nn.BatchNorm1d(UNITS, affine=False, eps=0.1), nn.ReLU()),
+    "dropout": lambda: plain(nn.BatchNorm1d(UNITS), nn.Dropout(0.4), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_batch_norm_is_folded_into_half_spaces(name: str, tmp_path: Path) -> None:
+    """With the running statistics of the moment, and turned around where its factor is negative."""
+    torch.manual_seed(6)
+    net, x = NORMS[name]().double(), points()
+    y = (x.prod(1) > 0).long()
+    norm = next(module for module in net.modules() if isinstance(module, nn.BatchNorm1d))
+    if norm.affine:
+        with torch.no_grad():
+            norm.weight.normal_()
+            norm.bias.normal_()
+    early = copy.deepcopy(net)
+    with Scope(net, (x, y), tmp_path / "run", views="neurons", budget=ALWAYS, strict=True) as scope:
+        train(net, x, y, scope)
+    assert "half_spaces" not in scope.history.left_out
+    run, elsewhere = Run(tmp_path / "run"), 5 * points().flip(0)
+    assert {"neurons", "neuron_norms"} <= run.lines[0].arrays.keys()
+    assert "neuron_biases" not in run.lines[0].arrays
+    for step, at in ((0, early), (6, net)):
+        normals, offsets = (run.array(part, step)[0] for part in ("normals", "offsets"))
+        assert (normals.shape, offsets.shape) == ((1, UNITS, 2), (1, UNITS))
+        for samples in (x, elsewhere):
+            with torch.no_grad():
+                heights = at.eval()[1](at[0](samples)).numpy()
+            assert np.allclose(samples.numpy() @ normals[0].T + offsets[0], heights, rtol=0, atol=1e-10)
+            assert 0.1 < np.mean(heights > 0) < 0.9
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "tanh": (lambda: plain(nn.Tanh()), (2,), "is tanh, not a ReLU"),
     "gelu": (lambda: plain(nn.GELU()), (2,), "is gelu, not a ReLU"),
@@ -131,7 +167,23 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "later": (lambda: Written(lambda h: h.clamp(min=0.5)), (2,), "is clamp, not a ReLU"),
     "linear": (lambda: plain(nn.Linear(UNITS, UNITS), nn.ReLU()), (2,), "is linear, not a ReLU"),
     "alone": (lambda: nn.Linear(2, 2), (2,), "is nothing, not a ReLU"),
-    "normalised": (lambda: plain(nn.BatchNorm1d(UNITS), nn.ReLU()), (2,), "is batch_norm, not a ReLU"),
+    "by the batch": (
+        lambda: plain(nn.BatchNorm1d(UNITS, track_running_stats=False), nn.ReLU()),
+        (2,),
+        "is batch_norm, not a ReLU",
+    ),
+    "all as one": (
+        lambda: nn.Sequential(nn.Linear(2, UNITS), nn.BatchNorm1d(1), nn.ReLU(), nn.Flatten(), nn.Linear(UNITS, 2)),
+        (1, 2),
+        "is batch_norm, not a ReLU",
+    ),
+    "normalised twice": (
+        lambda: plain(nn.BatchNorm1d(UNITS), nn.BatchNorm1d(UNITS), nn.ReLU()),
+        (2,),
+        "is batch_norm, not a ReLU",
+    ),
+    "normalised tanh": (lambda: plain(nn.BatchNorm1d(UNITS), nn.Tanh()), (2,), "is tanh, not a ReLU"),
+    "layer norm": (lambda: plain(nn.LayerNorm(UNITS), nn.ReLU()), (2,), "is layer_norm, not a ReLU"),
     "scaled": (lambda: Written(lambda h: torch.relu(1.0 * h)), (2,), "is mul, not a ReLU"),
     "overwritten": (lambda: Written(lambda h: torch.relu(h.sub_(1))), (2,), "is sub, not a ReLU"),
     "halves": (lambda: Written(lambda h: torch.relu(torch.cat(h.chunk(2, 1), 1))), (2,), "is chunk, not a ReLU"),
@@ -164,7 +216,7 @@ def test_what_has_no_half_spaces_says_why(name: str, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     assert why in run.header["recipe"]["scope"]["left_out"]["half_spaces"]
     assert {"neurons", "neuron_norms"} <= run.lines[0].arrays.keys()
-    assert "neuron_biases" not in run.lines[0].arrays
+    assert not {"neuron_biases", "normals", "offsets"} & run.lines[0].arrays.keys()
     assert f"no half_spaces: {run.header['recipe']['scope']['left_out']['half_spaces']}" in scope.report()
 
 
@@ -185,7 +237,7 @@ def test_networks_of_ours() -> None:
     assert "neuron_biases" not in linear.arrays
     assert "half_spaces" not in linear.left_out
     with pytest.raises(Unsupported, match="multipliers stand around"):
-        biases(ReLUNet(2, 2, width=6, depth=2, parametrisation="mup").double(), x)
+        open_where(ReLUNet(2, 2, width=6, depth=2, parametrisation="mup").double(), x)
 
 
 @pytest.mark.parametrize("x", [points(3), points(2, 2), torch.randint(0, 5, (N, 2))])
@@ -257,5 +309,7 @@ def test_a_pass_of_two_samples_is_all_it_takes() -> None:
         return torch.relu(h)
 
     net = Written(relu).double()
-    assert torch.equal(biases(net, as_probe((points(), torch.arange(N))).x), net.block["first"].bias)
+    found = open_where(net, as_probe((points(), torch.arange(N))).x)
+    assert found.keys() == {"neuron_biases"}
+    assert torch.equal(found["neuron_biases"], net.block["first"].bias)
     assert sizes == [2]

@@ -290,7 +290,7 @@ class Instruments:
         measured = first_layer.neurons(self.model)
         if "normals" not in measured and first_layer.in_plane(self.probe.x) and "half_spaces" not in self.left_out:
             try:
-                measured["neuron_biases"] = first_layer.biases(self.model, self.probe.x)
+                measured |= first_layer.open_where(self.model, self.probe.x)
             except Exception as error:  # whatever a stranger's model raises; its neurons are seen all the same
                 self.left_out["half_spaces"] = _reason(error)
                 if step > 0:
