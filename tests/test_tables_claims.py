@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unlazy.studies.halfspace.tables.claims import Table, claims
+from unlazy.runtime import InputError
+from unlazy.studies.halfspace.tables.claims import claims
+from unlazy.studies.halfspace.tables.compare import Table
 from unlazy.studies.halfspace.tables.settings import RIDGES, SCALES, cells
 
 MADE_BY = {"started": "2026-01-01T00:00:00+00:00", "device": "made"}
@@ -129,7 +131,7 @@ def cooled(after: dict[str, float], curve: list[dict[str, float]], **more: Any) 
     """Both seeds of ``first_table`` after five more epochs, with these test accuracies in percent."""
     return {
         "networks": [
-            {"model": model, "seed": seed, "epochs_before": 10, "epochs": 5, "curve": curve}
+            {"model": model, "seed": seed, "epochs_before": 10, "rate_before": 4e-4, "epochs": 5, "curve": curve}
             | {"after": {"test_as_trained": test / 100, "train_as_trained": test / 100}, **more}
             for model, test in after.items()
             for seed in range(2)
@@ -155,8 +157,29 @@ def test_networks_that_never_stand_still_are_judged_once_they_are_cooled() -> No
     assert told(cooled(near, risen(73.0, 73.2, 71.0, epochs=5)))["C20"] == "cannot tell"  # still shaking
     assert told(cooled({"relu": 73.0, "dlgn": 72.4}, still))["C20"] == "cannot tell"  # one is missing
     assert told(cooled(near, still, epochs_before=9))["C20"] == "cannot tell"  # of another training
+    assert told(cooled(near, still, rate_before=1e-3))["C20"] == "cannot tell"
+    reason = next(row["why"] for row in claims(shaken | {"cooled": cooled(near, still)}) if row["id"] == "C20")
+    assert "none rose by more than 0.20 points (0.5 are allowed)" in reason
+    assert "Largest difference of the three in test accuracy: 1.0 points, less than 1.5 counts as about one." in reason
     settled = first_table()  # where a constant rate is enough, it counts
     assert verdicts(settled | {"cooled": cooled(far, still)})["C20"] == "holds"
+
+
+def test_networks_of_another_rate_are_never_compared() -> None:
+    results = second_table()
+    place = ("cifar-10", "resnet-110")
+    results["cells"].append(cell(*place, "relu", 50, epochs=40, training={"lr": 0.3}))
+    results["cells"].append(cell(*place, "dlgn-hard", 87, epochs=40, training={"lr": 0.6}))
+    table = Table(results)
+    where = dict(zip(("data", "layout"), place, strict=True))
+    assert table.percent(("relu", "dlgn-hard"), **where).tolist() == [[90.0], [87.0]]  # of 10 epochs
+    results["cells"].append(cell(*place, "relu", 92, epochs=40, training={"lr": 0.6}))
+    assert table.percent(("relu", "dlgn-hard"), **where).tolist() == [[92.0], [87.0]]
+    assert table.length(("relu", "dlgn-hard"), **where) == "1 seed, 40 epochs, rate 0.6"
+    assert "ReLU 92.0 %, DLGN trained hard 87.0 % (1 seed, 40 epochs, rate 0.6)" in claims(results)[0]["why"]
+    results["cells"].append(cell(*place, "relu", 93, epochs=40, training={"lr": 0.6}))
+    with pytest.raises(InputError, match="two cells"):
+        table.percent(("relu",), **where)
 
 
 def test_the_bar_counts_at_the_length_that_is_compared() -> None:
@@ -179,6 +202,21 @@ def test_a_linear_model_that_wanted_a_smaller_ridge_is_not_judged() -> None:
                 made |= {"ridge": ridge, "held_out_by_ridge": {"1e-08": 0.55, "1e-07": 0.52}}
                 made |= {} if said is None else {"ridge_at_its_least": said}
         assert verdicts(results)["C23"] == verdict
+
+
+def test_how_far_a_linear_model_is_behind_is_told_for_every_training() -> None:
+    results = first_table()
+    for made in results["cells"]:
+        if made["model"] == "tangent":
+            scores = {"1e-11": 0.57, "1e-10": 0.568, "1e-09": 0.561, "1e-08": 0.55}
+            made |= {"ridge": 1e-11, "held_out_by_ridge": scores, "ridge_at_its_least": False}
+    for seed in range(2):
+        for model, test in (("relu", 75.0), ("dlgn", 74.0), ("pwc", 74.0)):
+            results["cells"].append(cell("cifar-10", "conv", model, test, seed=seed, epochs=40, training={"lr": 1e-3}))
+    why = next(row["why"] for row in claims(results) if row["id"] == "C23")
+    assert "22.2 points (2 seeds, 10 epochs), 25.0 points (2 seeds, 40 epochs, rate 0.001)" in why
+    assert "no ridge below the chosen one; on held-out images: 56.1 % at 1e-09, 56.8 % at 1e-10, 57.0 % at 1e-11" in why
+    assert why.endswith("Judged beside networks of 2 seeds, 40 epochs, rate 0.001.")
 
 
 def test_linear_models_try_ridges_down_to_rounding() -> None:

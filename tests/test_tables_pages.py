@@ -126,9 +126,11 @@ def test_cooled_networks_are_a_control_of_c20() -> None:
     def c20(cold: dict[str, Any] | None) -> dict[str, Any]:
         return next(row for row in claims(first_table() | {"cooled": cold}) if row["id"] == "C20")
 
+    about = {"epochs_before": 10, "rate_before": 4e-4, "epochs": 5}
     nets = [
-        {"model": model, "epochs": 5, "after": {"train_as_trained": 0.8, "test_as_trained": test}}
-        for model, test in (("relu", 0.731), ("dlgn", 0.65))
+        {"model": model, "seed": seed, **about, "after": {"train_as_trained": 0.8, "test_as_trained": test}}
+        for model, test in (("relu", 0.731), ("dlgn", 0.65), ("pwc", 0.66))
+        for seed in range(2)
     ]
     without, told = c20(None), c20({"networks": nets})
     assert told["verdict"] == without["verdict"] == "holds"  # a control does not judge
@@ -136,7 +138,10 @@ def test_cooled_networks_are_a_control_of_c20() -> None:
         "After 5 more epochs at a tenth of the rate: ReLU 73.1 % (training 80.0 %), DLGN, soft gates 65.0 %"
         in told["why"]
     )
-    assert len(told["controls"]) == len(without["controls"]) + 4
+    assert len(told["controls"]) == len(without["controls"]) + 6
+    assert "Judged on" not in told["why"]
+    of_another = c20({"networks": [net | {"rate_before": 1e-3} for net in nets]})
+    assert of_another["why"] == without["why"]
 
 
 def test_a_hundredth_of_the_images_may_hold_the_trace() -> None:
@@ -297,14 +302,41 @@ def test_the_page_says_what_was_measured_and_missed() -> None:
     )  # the mean of 87 and 90, not the better seed
     assert pages.MISSED in text
     aim = "resnet-110: within 6 points of its ReLU twin, trained longest"
-    assert f"| cifar-100, {aim} | 3.0 (10 epochs) | reached |" in text
+    assert f"| cifar-100, {aim} | 3.0 (1 seed, 10 epochs) | reached |" in text
     second["cells"] += [
         cell("cifar-10", "resnet-110", "relu", 92, epochs=40),
         cell("cifar-10", "resnet-110", "dlgn-hard", 85, epochs=40),
     ]
-    assert f"| cifar-10, {aim} | 3.0, 7.0 (10, 40 epochs) | missed |" in pages.page(first, second, [])
+    gaps = "3.0 (1 seed, 10 epochs); 7.0 (1 seed, 40 epochs)"
+    assert f"| cifar-10, {aim} | {gaps} | missed |" in pages.page(first, second, [])
     second["cells"] = [made for made in second["cells"] if made["layout"] != "resnet-110"]
     assert f"| cifar-10, {aim} | not run | not run |" in pages.page(first, second, [])
+
+
+def test_wide_networks_are_wide() -> None:
+    first, second = first_table(), second_table()
+    for made in (first, second):
+        made["claims"] = claims(made)
+    narrow = made_try("cifar-10", 0.93) | {"layout": "resnet-34", "try": "resnet-34, teacher"}
+    text = pages.page(first, second, [made_try("cifar-10", 0.9), narrow])
+    assert "| cifar-10, wide: past 91 % | 90.0 | missed |" in text
+    assert "resnet-34, teacher" not in text[text.index("## Wide networks") : text.index("## How far")]
+
+
+@pytest.mark.parametrize("states", [1, 2])
+def test_kernels_are_drawn_however_few_were_measured(states: int) -> None:
+    """With one stroke for every training, however many there are."""
+    numbers = {f"{kind}_{name}": [0.1] * states for kind in dynamics.KERNELS for name in ("alignment", "distance")}
+    numbers |= {f"{kind}_velocity": [0.1] * (states - 1) for kind in dynamics.KERNELS}
+    nets = [
+        {"model": model, "seed": 0, "trained_for": 10 * k, "rate": 1e-3, "epochs": [0, 5][:states], **numbers}
+        for k in range(1, 6)
+        for model in ("relu", "dlgn")
+    ]
+    figure = figures.kernels({"networks": nets})
+    assert [len(axis.lines) for axis in figure.axes] == [10] * 6
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == 2 + 5
 
 
 def test_only_half_spaces_have_their_colour() -> None:
@@ -349,15 +381,14 @@ def test_aims_that_were_reached_need_no_excuse_and_a_point_short_is_missed() -> 
 def test_rates_and_ridges_are_those_of_the_cells() -> None:
     first = first_table()
     linear = next(made for made in first["cells"] if made["model"] == "tangent")
-    assert pages.ridge_of(pages.Table(first), "tangent") == ""
+    assert pages.ridge_of(pages.Table(first), "tangent") == "ridge not told"
     linear |= {"ridge": 1e-8, "held_out_by_ridge": {"1e-08": 0.55, "1e-07": 0.52}}
     assert pages.ridge_of(pages.Table(first), "tangent") == "ridge 1e-08, the least that was tried"
     linear["ridge_at_its_least"] = False
-    assert pages.ridge_of(pages.Table(first), "tangent") == "ridge 1e-08"
-    assert pages.rate_of(pages.Table(first), "dlgn", **pages.CONV) == 4e-4
+    assert pages.ridge_of(pages.Table(first), "tangent") == "ridge 1e-08, the least that can be solved"
+    linear["ridge"] = 1e-7
+    assert pages.ridge_of(pages.Table(first), "tangent") == "ridge 1e-07"
     first["cells"].append(cell("cifar-10", "conv", "dlgn", 73, epochs=40, training={"lr": 1e-3}))
-    assert pages.rate_of(pages.Table(first), "dlgn", **pages.CONV) == 1e-3
-    assert pages.rate_of(pages.Table(first), "relu", **pages.CONV) == 4e-4
     rows = [line for line in pages.first_table(pages.Table(first)).splitlines() if line.startswith("| DLGN, soft")]
     assert [row.split("|")[2].strip() for row in rows] == [
         "2 seeds, 10 epochs, rate 0.0004",
@@ -369,7 +400,8 @@ def test_rates_and_ridges_are_those_of_the_cells() -> None:
 def test_every_length_stands_beside_its_own_twin() -> None:
     second = second_table()
     second["cells"] += [
-        cell("cifar-10", "resnet-34", "relu", 95, epochs=40),
+        cell("cifar-10", "resnet-34", "relu", 95, epochs=40, training={"lr": 0.6}),
+        cell("cifar-10", "resnet-34", "relu", 96, epochs=40),
         cell("cifar-10", "resnet-34", "dlgn-hard", 89, epochs=40, training={"lr": 0.6}),
         cell("cifar-10", "resnet-34", "relu", 80, epochs=5),  # with no gated network beside it
     ]
@@ -381,7 +413,7 @@ def test_every_length_stands_beside_its_own_twin() -> None:
         ["DLGN, soft gates", "1 seed, 10 epochs", "5.5"],
         ["DLGN, hard gates", "1 seed, 10 epochs", "3.0"],
         ["DLGN-PWC, hard gates", "1 seed, 10 epochs", "4.0"],
-        ["ReLU", "1 seed, 40 epochs", ""],
+        ["ReLU", "1 seed, 40 epochs, rate 0.6", ""],
         ["DLGN, hard gates", "1 seed, 40 epochs, rate 0.6", "6.0"],
     ]
 
@@ -395,8 +427,10 @@ def test_kernels_are_told_once_they_are_measured() -> None:
     moved = {"overlap_distance": [0.0, 0.25], "tangent_distance": [0.0, 0.5]}
     counted = {"log10_paths_by_class": [[4.0, 4.0], [5.0, 6.0]]}
     held = {"tangent_top_share": [0.01, 0.02]}
-    net = {"model": "dlgn", "seed": 0, "rate": 4e-4, "epochs": [0, 40], **followed, **moved, **counted, **held}
-    longer = net | {"epochs": [0, 90], "rate": 1e-3, "tangent_distance": [0.0, 0.75], "tangent_top_share": [0.01, 0.02]}
+    how = {"model": "dlgn", "seed": 0, "trained_for": 40, "rate": 4e-4, "epochs": [0, 40]}
+    net = {**how, **followed, **moved, **counted, **held}
+    later = {"trained_for": 90, "rate": 1e-3, "epochs": [0, 80]}  # not every state has been measured
+    longer = net | later | {"tangent_distance": [0.0, 0.75], "tangent_top_share": [0.01, 0.02]}
     first["dynamics"] = {"images": 500, "classes": ["a", "b"], "networks": [longer, net, net | {"seed": 1}]}
     text = pages.page(first, second, [])
     assert "Kernels of 500 fixed training images" in text
@@ -406,6 +440,9 @@ def test_kernels_are_told_once_they_are_measured() -> None:
         "| 4.0 -> 5.5 | 1.00 |"
     )
     assert "they fall apart" not in text
+    relu = net | {"model": "relu", "tangent_top_share": [0.01, 0.3]}
+    first["dynamics"]["networks"].append(relu)
+    assert "they fall apart" not in pages.page(first, second, [])  # told of soft gates alone
     net["tangent_top_share"][-1] = 0.3
     assert "they fall apart" in pages.page(first, second, [])
     assert "table1_kernels.png" in text

@@ -122,6 +122,8 @@ def test_interrupted_training_goes_on_to_the_same_numbers(tmp_path: Path) -> Non
         for one, other in zip(whole[name], again[name], strict=True):
             assert [look["epoch"] for look in other["curve"]] == [1, 2, 3]
             assert one["curve"] == other["curve"]
+            kept = [line.scalars["seconds"][0] for line in Run(tmp_path / "cut" / name).lines if line.scalars]
+            assert 0 < kept[0] < kept[1] < kept[2] == pytest.approx(other["seconds"], abs=1e-3)  # before the cut, too
         run = Run(tmp_path / "cut" / name)
         assert run.status()["state"] == "finished"
         assert [line.step for line in run.lines] == [0, 4, 8, 12]

@@ -87,6 +87,47 @@ def test_what_cannot_be_is_refused(ridge: float, size: int, told: str) -> None:
         whitening_filter(smooth(2), ridge, size)
 
 
+@pytest.mark.parametrize("dead", [slice(None), slice(1)])
+def test_a_channel_that_never_changes_is_refused(dead: slice) -> None:
+    pictures = smooth(4)
+    pictures[:, dead] = 0.5
+    with pytest.raises(InputError, match="never changes"):
+        whitening_filter(pictures, 0.1, 3)
+
+
+def test_one_patch_is_refused() -> None:
+    with pytest.raises(InputError, match="two patches"):
+        whitening_filter(smooth(1, size=3), 0.1, 3)
+
+
+def test_whitened_twice_is_whitened_once() -> None:
+    once = DeviceImages.put(stripes(40, size=12), "cpu").whitened(0.1)
+    again = once.whitened(0.1).whitening
+    assert once.whitening is not None
+    assert again is not None
+    assert torch.equal(once.whitening, again)
+
+
+def test_mirrored_pictures_are_mirrored_before_they_are_whitened() -> None:
+    """The filter need not be symmetric."""
+    data = DeviceImages.put(stripes(30, size=12), "cpu").whitened(0.1)
+    assert data.whitening is not None
+    data.whitening[..., 0] += 0.5
+    net = build_images(SMALL, seed=1).eval()
+    other = replace(data, pixels=data.pixels.flip(2))
+    with torch.no_grad():
+        outputs = net(data.floats(data.pixels)) + net(other.floats(other.pixels))
+    assert accuracy(net, data, mirrored=True) == float((outputs.argmax(1) == data.labels).double().mean())
+
+
+def test_teachers_see_no_whitened_pictures() -> None:
+    net = build_images(SMALL, seed=0)
+    with pytest.raises(InputError, match="teacher"):
+        train_images(
+            net, stripes(40, size=12), stripes(20, size=12), replace(QUICK, whiten=0.1, distil=1.0), teacher=net
+        )
+
+
 def test_training_pictures_decide_for_all() -> None:
     train, test = stripes(80, size=12), stripes(40, seed=1, size=12)
     recipe = ImageRecipe(1, whiten=0.1)

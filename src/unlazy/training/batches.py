@@ -17,7 +17,7 @@ from unlazy.runtime import stream
 from unlazy.training.whitening import filtered, whitening_filter
 
 CROP = 4  # pixels a picture may shift by, each way
-WHITENED_BY = 2000  # pictures, the first ones, that decide the whitening filter
+WHITENED_BY = 350  # pictures, the first ones, that decide the whitening filter
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class DeviceImages:
 
     def whitened(self, ridge: float) -> DeviceImages:
         """The same pictures under the filter that whitens them."""
-        return replace(self, whitening=whitening_filter(self.floats(self.pixels[:WHITENED_BY]), ridge))
+        plain = replace(self, whitening=None)
+        return replace(self, whitening=whitening_filter(plain.floats(self.pixels[:WHITENED_BY]), ridge))
 
     def floats(self, pixels: UInt8[Tensor, "k h w c"]) -> Float[Tensor, "k c h w"]:
         """Numbers for a network, as ``Images.floats``."""

@@ -38,7 +38,7 @@ class ImageRecipe:
     """How to train. ``precision`` counts on a GPU only; ``distil`` is the share of the loss that follows a teacher's softened
     outputs; ``gate_lr`` multiplies the rate of the gating branch. ``mixed``: the share of pictures with a patch of another
     one, for pure distillation alone, where the teacher says what such a picture is. ``whiten``: the ridge of a filter that
-    whitens pictures before any network, teachers included, sees them (:mod:`unlazy.training.whitening`); 0: none.
+    whitens pictures before the network sees them (:mod:`unlazy.training.whitening`); 0: none.
 
     ``looks_every``: accuracies are measured after every so many epochs, and always at the end; those on training images on the
     first ``train_probe`` of them (default: all), without augmentation.
@@ -250,6 +250,7 @@ def train_images(
     ``writer``: the run folder in which every look is recorded; network and optimiser are kept there after every ``keep_every``
     epochs and at the end, and a training that was interrupted goes on from the last state kept, to the same numbers.
     """
+    require(teacher is None or recipe.whiten == 0, "a teacher would be shown whitened pictures: distil without whiten.")
     require(keep_every is None or keep_every >= 1, f"keep_every must be at least 1, got {keep_every!r}.")
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
     cuda = torch.device(device).type == "cuda"
@@ -369,8 +370,10 @@ def accuracy(net: nn.Module, data: DeviceImages, *, autocast: bool = False, mirr
     with torch.no_grad(), exact_float32(), quick_convolutions(False), in_bfloat16:
         for start in range(0, len(data), EVALUATED_AT_ONCE):
             rows = slice(start, start + EVALUATED_AT_ONCE)
-            x = data.floats(data.pixels[rows])
-            outputs = net(x) + net(x.flip(3)) if mirrored else net(x)
+            pixels = data.pixels[rows]
+            outputs = net(data.floats(pixels))
+            if mirrored:
+                outputs = outputs + net(data.floats(pixels.flip(2)))  # [n, h, w, c]
             right += (outputs.argmax(1) == data.labels[rows]).sum()
     return int(right) / len(data)
 

@@ -71,7 +71,7 @@ def train_together(
         recipe, train, train.take(slice(recipe.train_probe)), test, device=device, layout=layout
     )
     autocast = cuda and recipe.precision == "bfloat16"
-    per_epoch, seconds = len(data) // recipe.batch, 0.0
+    per_epoch = len(data) // recipe.batch
     with quick_convolutions():
         groups = {
             stack.name: [
@@ -80,6 +80,7 @@ def train_together(
             for stack in stacks
         }
     curves = {stack.name: _earlier(stack) for stack in stacks}
+    seconds = max((curve[-1][0]["seconds"] for curve in curves.values() if curve), default=0.0)
     begun = {stack.name: _begin(stack, groups[stack.name], per_epoch) for stack in stacks}
     for epoch in range(min(begun.values()), recipe.epochs):
         at_work = [stack for stack in stacks if epoch >= begun[stack.name]]
@@ -97,7 +98,8 @@ def train_together(
             for member in groups[stack.name]:
                 loss = float(member.total) / per_epoch
                 seen = member.look(data if last else probe, held_out, exact=last)
-                looked.append({"epoch": epoch + 1, "loss": loss if np.isfinite(loss) else None, **seen})
+                about = {"epoch": epoch + 1, "seconds": seconds, "loss": loss if np.isfinite(loss) else None}
+                looked.append(about | seen)
             curves[stack.name].append(looked)
             _record(stack, groups[stack.name], (epoch + 1) * per_epoch, looked)
         if progress is not None:
@@ -117,7 +119,8 @@ def train_together(
     }
 
 
-def _summary(curve: list[dict[str, Any]], net: GatedImageNet) -> dict[str, Any]:
+def _summary(looks: list[dict[str, Any]], net: GatedImageNet) -> dict[str, Any]:
+    curve = [{name: value for name, value in look.items() if name != "seconds"} for look in looks]
     best = max(curve, key=lambda look: look["test_as_trained"])
     return {
         **{name: value for name, value in curve[-1].items() if name != "epoch"},

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from unlazy.runtime import exact_float32, require
 
 SIZE = 9  # pixels a side
-PATCHES = 200_000  # at most; their covariance has (SIZE * SIZE * channels) ** 2 entries
 
 
 def whitening_filter(
@@ -23,20 +22,23 @@ def whitening_filter(
 ) -> Float[Tensor, "c c size size"]:
     """The filter for pictures like these; ``ridge`` is relative to the mean eigenvalue of the patches' covariance.
 
-    Every channel of what it makes of these pictures has variance one.
+    Every channel of what it makes of these pictures has variance one. All their patches are held at once: a few hundred
+    pictures of 32 x 32 are enough.
     """
     require(ridge > 0, f"ridge must be positive, got {ridge!r}.")
     require(size % 2 == 1 and size >= 1, f"size must be odd, so that there is a middle pixel; got {size!r}.")
-    _, channels, height, width = pictures.shape
+    count, channels, height, width = pictures.shape
     require(min(height, width) >= size, f"pictures of {height} x {width} have no patches of {size} x {size}.")
-    each = (height - size + 1) * (width - size + 1)
-    some = pictures[: -(-PATCHES // each)].double()
-    patches = F.unfold(some, size).transpose(1, 2).flatten(0, 1)
+    several = count * (height - size + 1) * (width - size + 1) > 1
+    require(several, f"a covariance needs at least two patches; {count} pictures of {height} x {width} have fewer.")
+    patches = F.unfold(pictures.double(), size).transpose(1, 2).flatten(0, 1)
     values, vectors = torch.linalg.eigh(torch.cov(patches.T).reshape(patches.shape[1], -1))
     whitening = (vectors * (values.clamp(min=0) + ridge * values.mean()).rsqrt()) @ vectors.T
     middle = whitening.reshape(channels, size, size, channels, size, size)[:, size // 2, size // 2]
-    spread = filtered(some, middle).std((0, 2, 3), keepdim=True).reshape(channels, 1, 1, 1)
-    return (middle / spread).to(pictures.dtype)
+    spread = filtered(pictures.double(), middle).std((0, 2, 3))
+    varied = float(values.mean()) > 0 and bool((spread > 0).all())
+    require(varied, "these pictures have a channel that never changes, so that nothing can be whitened there.")
+    return (middle / spread[:, None, None, None]).to(pictures.dtype)
 
 
 def filtered(pictures: Float[Tensor, "n c h w"], filter_: Float[Tensor, "c c size size"]) -> Float[Tensor, "n c h w"]:

@@ -29,6 +29,7 @@ from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.conv import GatedImageNet, build_images
 from unlazy.runtime import provenance, require, threads
 from unlazy.store import Run, write_file
+from unlazy.studies.halfspace.tables.compare import Training
 from unlazy.studies.halfspace.tables.settings import MODELS
 
 KERNELS = ("overlap", "tangent")
@@ -57,9 +58,10 @@ def fixed_images(images: Images, per_class: int = PER_CLASS) -> Images:
 
 
 def folders_in(runs: Path) -> list[Path]:
-    """The run folders in a folder, at least one."""
+    """The run folders of Table 1's networks in a folder, at least one."""
     found = sorted(path.parent for path in runs.glob("*/run.json"))
-    require(len(found) > 0, f"there are no runs in {runs}.")
+    found = [folder for folder in found if Run(folder).header["study"] == "table1"]
+    require(len(found) > 0, f"there are no runs of table1 in {runs}.")
     return found
 
 
@@ -131,8 +133,8 @@ def dynamics(folder: Path, labels: Tensor, classes: int) -> list[dict[str, Any]]
         states = [dict(np.load(job.kept_in)) for job in jobs]
         epochs = [job.step / per_epoch for job in jobs]
         recipe = run.header["recipe"]
-        table: dict[str, Any] = {"model": recipe["model_name"], "seed": about["seed"], "rate": recipe["training"]["lr"]}
-        table["epochs"] = epochs
+        how = {"trained_for": recipe["training"]["epochs"], "rate": recipe["training"]["lr"]}
+        table: dict[str, Any] = {"model": recipe["model_name"], "seed": about["seed"], **how, "epochs": epochs}
         for kind in KERNELS:
             kernels = [torch.from_numpy(state[kind]).double() for state in states]
             table[f"{kind}_alignment"] = [_plain(centered_alignment(kernel, targets)) for kernel in kernels]
@@ -147,14 +149,13 @@ def dynamics(folder: Path, labels: Tensor, classes: int) -> list[dict[str, Any]]
     return found
 
 
-def alike(networks: Sequence[Mapping[str, Any]]) -> dict[tuple[float, float, str], list[Mapping[str, Any]]]:
-    """Networks that differ in their seeds alone, by epochs, rate and model; shorter trainings first, models as in the tables."""
+def alike(networks: Sequence[Mapping[str, Any]]) -> dict[tuple[Training, str], list[Mapping[str, Any]]]:
+    """Networks that differ in their seeds alone, by training and model; shorter trainings first, models as in the tables."""
+    found: dict[tuple[Training, str], list[Mapping[str, Any]]] = {}
+    for net in networks:
+        found.setdefault(((net["trained_for"], net["rate"]), net["model"]), []).append(net)
     order = list(MODELS)
-    keys = {(net["epochs"][-1], net["rate"], net["model"]) for net in networks}
-    return {
-        key: [net for net in networks if (net["epochs"][-1], net["rate"], net["model"]) == key]
-        for key in sorted(keys, key=lambda key: (*key[:2], order.index(key[2])))
-    }
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], order.index(item[0][1]))))
 
 
 def top_share(kernel: NDArray[Any], part: float = TOP) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from unlazy import plots
-from unlazy.studies.halfspace.tables.claims import FIGURE_OF, Table
+from unlazy.studies.halfspace.tables.claims import FIGURE_OF
+from unlazy.studies.halfspace.tables.compare import UNTRAINED, Cell, Table, Training
 from unlazy.studies.halfspace.tables.dynamics import alike
 from unlazy.studies.halfspace.tables.settings import MODELS
 
@@ -37,6 +39,10 @@ BARS = (
 )
 
 
+COOLED: dict[str, Any] = {"color": plots.COLOURS["black"], "marker": "_", "markersize": 13, "markeredgewidth": 2}
+PUBLISHED: dict[str, Any] = {"color": plots.COLOURS["red"], "marker": "D", "markersize": 6, "markeredgecolor": "white"}
+
+
 def draw(results: Mapping[str, Any]) -> dict[str, Figure]:
     """The figure of a table by file name."""
     places = sorted({(cell["data"], cell["layout"]) for cell in results["cells"]}, key=_order)
@@ -57,18 +63,21 @@ def kernels(dynamics: Mapping[str, Any]) -> Figure:
     )
     figure, axes = plots.grid(2, 3, (3.2, 2.4))
     groups = alike(dynamics["networks"])
-    models = [model for model in MODELS if any(model == own for _, _, own in groups)]
+    models = [model for model in MODELS if any(model == own for _, own in groups)]
     colours = dict(zip(models, (shade for name, shade in plots.COLOURS.items() if name != "grey"), strict=False))
-    runs = sorted({(epochs, rate) for epochs, rate, _ in groups}, reverse=True)  # the longest as a full line
-    strokes = dict(zip(runs, ("-", "--", ":", "-."), strict=False))
-    last = runs[0][0]
+    runs = sorted({training for training, _ in groups}, reverse=True)  # the longest as a full line
+    strokes = dict(zip(runs, cycle(("-", "--", ":", "-."))))
+    last = max(1.0, *(net["epochs"][-1] for net in dynamics["networks"]))
     for (kind, said), line in zip(rows, axes, strict=True):
         for (name, title), axis in zip(columns, line, strict=True):
-            for (epochs, rate, model), own in groups.items():
+            for (training, model), own in groups.items():
+                drawn = {"linestyle": strokes[training], "color": colours[model]}
                 for net in own:
                     values = [np.nan if value is None else value for value in net[f"{kind}_{name}"]]
-                    looks, stroke = net["epochs"][-len(values) :], strokes[epochs, rate]
-                    axis.plot(looks, values, "o", linestyle=stroke, markersize=2.5, linewidth=1.2, color=colours[model])
+                    epochs = net["epochs"][
+                        len(net["epochs"]) - len(values) :
+                    ]  # a velocity belongs to the later of two looks
+                    axis.plot(epochs, values, "o", markersize=2.5, linewidth=1.2, **drawn)
             axis.set(title=title, xscale="symlog", xlabel="epoch" if kind == "tangent" else "", xlim=(0, 1.1 * last))
             shown = [epoch for epoch in EPOCHS if epoch <= last]
             axis.set_xticks(shown, [str(epoch) for epoch in shown])
@@ -78,8 +87,8 @@ def kernels(dynamics: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _lines(colours: Mapping[str, Any], strokes: Mapping[tuple[float, float], Any]) -> list[Any]:
-    """What colours and, where there is more than one, strokes mean."""
+def _lines(colours: Mapping[str, Any], strokes: Mapping[Training, Any]) -> list[Any]:
+    """What colours and strokes mean."""
     from matplotlib.lines import Line2D
 
     made = [Line2D([], [], color=colour, label=MODELS[model]) for model, colour in colours.items()]
@@ -88,7 +97,7 @@ def _lines(colours: Mapping[str, Any], strokes: Mapping[tuple[float, float], Any
         Line2D([], [], color=grey, linestyle=stroke, label=f"{epochs:g} epochs, rate {rate:g}")
         for (epochs, rate), stroke in strokes.items()
     ]
-    return made + runs if len(runs) > 1 else made
+    return made + runs
 
 
 def normals(pictures: Mapping[str, Any]) -> Figure:
@@ -121,17 +130,18 @@ def accuracies(results: Mapping[str, Any], places: Sequence[tuple[str, str]]) ->
         axis.set_axis_off()
     for row in axes:
         row[0].set_ylabel("accuracy, %")
-    figure.legend(handles=_key(), loc="outside lower center", ncols=4)
+    figure.legend(handles=_key(cooled=bool(results.get("cooled"))), loc="outside lower center", ncols=5)
     return figure
 
 
-def _key() -> list[Any]:
+def _key(*, cooled: bool) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    diamond = Line2D([], [], color=plots.COLOURS["red"], marker="D", markersize=5, linestyle="")
-    diamond.set_label("the paper, test")
-    return [*(Patch(color=plots.COLOURS[colour], label=said) for _, said, colour in BARS), diamond]
+    made: list[Any] = [Patch(color=plots.COLOURS[colour], label=said) for _, said, colour in BARS]
+    if cooled:
+        made.append(Line2D([], [], linestyle="", label="test, cooled", **COOLED))
+    return [*made, Line2D([], [], linestyle="", label="the paper, test", **PUBLISHED)]
 
 
 def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str]) -> None:
@@ -154,14 +164,26 @@ def _panel(axis: Any, table: Table, data: str, layout: str, models: Sequence[str
     names = []
     for place, model in enumerate(models):
         theirs = PAPER.get((data, layout, model))
-        epochs = table.together([model], "epochs", data=data, layout=layout)[0, 0]
-        long = f"\n{int(epochs)} epochs" if epochs > 0 else "\nnot run" if np.isnan(epochs) else ""
-        names.append(_wrapped(MODELS[model]) + long + ("" if theirs is None else f"\n(paper: {theirs:g})"))
+        cells = table.compared([model], data=data, layout=layout, recipe="main")
+        published = "" if theirs is None else f"\n(paper: {theirs:g})"
+        names.append(f"{_wrapped(MODELS[model])}\n{_trained(table, cells)}{published}")
         if theirs is not None:
-            axis.plot(place, theirs, "D", color=plots.COLOURS["red"], markersize=6, markeredgecolor="white")
+            axis.plot(place, theirs, **PUBLISHED)
+        for (net,) in table.cooled(cells):
+            axis.plot(place, 100 * net["after"]["test_as_trained"], **COOLED)
     axis.set_xticks(range(len(models)), names, fontsize=7)
     axis.set(ylim=(0, 104), xlim=(-0.6, len(models) - 0.4), title=f"{data}, {layout}")
     axis.set_yticks(range(0, 101, 20))
+
+
+def _trained(table: Table, cells: Sequence[Sequence[Cell]]) -> str:
+    """Epochs, and the rate where it is unusual."""
+    if not cells:
+        return "not run"
+    epochs, rate = table.training_of(cells[0][0])
+    if (epochs, rate) == UNTRAINED:
+        return ""
+    return f"{epochs} epochs" + ("" if rate == table.results["settings"]["lr"] else f",\nrate {rate:g}")
 
 
 def _wrapped(text: str) -> str:
