@@ -123,6 +123,8 @@ def test_training_is_also_done_when_what_is_compared_stands_still() -> None:
     split = [look | {"train_as_trained": k / 10} for k, look in enumerate(still)]
     assert told(relu=split, dlgn=still, pwc=still)["C20"] == "holds"
     assert told(relu=split, dlgn=still, pwc=still)["C22"] == "partly"  # tests stand still, training does not
+    last = [*still[:-1], still[-1] | {"train_as_trained": 0.9, "probe_as_trained": still[-1]["train_as_trained"]}]
+    assert told(relu=last, dlgn=last, pwc=last)["C22"] == "holds"  # the last look is also at all training images
     assert reason(relu=split, dlgn=still).endswith("still rises or shakes: ReLU above DLGN in training accuracy.")
     assert "rises or shakes" not in reason(relu=still, dlgn=still)
 

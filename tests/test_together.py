@@ -16,7 +16,8 @@ from unlazy.models.gates import HardGate
 from unlazy.runtime import InputError
 from unlazy.store import Run, Writer
 from unlazy.training import together
-from unlazy.training.images import ImageRecipe, train_images
+from unlazy.training.batches import DeviceImages
+from unlazy.training.images import ImageRecipe, accuracy, train_images
 from unlazy.training.together import Stack, train_together, widened
 
 SPEC = ImageSpec((5, 6), channels=2, classes=3, batch_norm=False, dense=4)
@@ -62,6 +63,17 @@ def test_together_is_as_alone() -> None:
             assert mine["curve"][0] == pytest.approx(alone["curve"][0], rel=1e-4)
             for key in ("test_as_trained", "test_hard_gates", "train_as_trained", "train_hard_gates"):
                 assert mine[key] == pytest.approx(alone[key])
+
+
+def test_the_last_look_is_at_all_pictures_and_at_those_before() -> None:
+    train, test = stripes(100), stripes(40, seed=1)
+    few = replace(RECIPE, train_probe=12)
+    (found, _) = train_together(stacks(["relu"]), train, test, few, looks=(1,))["relu"]
+    net = build_images(KINDS["relu"], seed=0)
+    alone = train_images(net, train, test, replace(few, looks_every=1))
+    assert found["curve"][-1]["probe_as_trained"] == found["probe_as_trained"] == alone["train_as_trained"]
+    assert found["train_as_trained"] == accuracy(net, DeviceImages.put(train, "cpu", standardise=few.standardise))
+    assert "probe_as_trained" not in found["curve"][0]
 
 
 @pytest.mark.parametrize("name", KINDS)

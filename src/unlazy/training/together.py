@@ -58,7 +58,8 @@ def train_together(
 
     ``looks``: epochs after which accuracies are measured and, with a writer, networks and optimisers kept; the first and the
     last state always are. Accuracies on the way count in the precision of training and on ``recipe.train_probe`` training
-    pictures; the last ones on all of them, those on test pictures in float32. Seconds are those of all networks together.
+    pictures; the last ones on all of them (and on those few, as ``probe_as_trained``), those on test pictures in float32.
+    Seconds are those of all networks together.
     """
     require(recipe.optimiser == "adam" and recipe.schedule == "constant", "together means Adam at a constant rate.")
     require(not recipe.augment and recipe.distil == 0, "together means pictures as they are, and no teacher.")
@@ -98,6 +99,8 @@ def train_together(
             for member in groups[stack.name]:
                 loss = float(member.total) / per_epoch
                 seen = member.look(data if last else probe, held_out, exact=last)
+                if last:  # beside the same pictures as before, so that a curve compares like with like
+                    seen["probe_as_trained"] = member.look(probe, held_out, exact=False)["train_as_trained"]
                 about = {"epoch": epoch + 1, "seconds": seconds, "loss": loss if np.isfinite(loss) else None}
                 looked.append(about | seen)
             curves[stack.name].append(looked)

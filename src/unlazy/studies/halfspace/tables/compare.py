@@ -176,7 +176,10 @@ def _stands_still(cell: Cell, name: str) -> bool:
 def _rise_and_range(cell: Cell, name: str) -> tuple[float, float]:
     """Points by which the last third of a training raised its best accuracy, and by which its looks differ; inf if unknown."""
     turn = 2 / 3 * cell["epochs"]
-    looks = [(look["epoch"], 100 * look[name]) for look in cell.get("curve", ()) if look.get(name) is not None]
+    curve = cell.get("curve", ())
+    if name == "train_as_trained":  # the last look is at all training images, those before at a few of them
+        curve = [look | {name: look.get("probe_as_trained", look.get(name))} for look in curve]
+    looks = [(look["epoch"], 100 * look[name]) for look in curve if look.get(name) is not None]
     before = [value for epoch, value in looks if epoch <= turn]
     after = [value for epoch, value in looks if epoch > turn]
     if not before or not after:
