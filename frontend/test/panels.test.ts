@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { countTicks, levelOf, pickStrip } from "../src/panels/curves.ts";
-import { line, niceTicks, range, type Pen } from "../src/panels/draw.ts";
+import { countTicks, drawAngles, levelOf, pickStrip } from "../src/panels/curves.ts";
+import { line, niceTicks, range, type Look, type Pen } from "../src/panels/draw.ts";
 import { discsHeight, pickDisc } from "../src/panels/discs.ts";
 import { openShare, pickCircle, unitsOf, unitsOfNeurons } from "../src/panels/halfspaces.ts";
 import { extentOf, gridPixels, pickPlane } from "../src/panels/plane.ts";
@@ -202,4 +202,24 @@ test("a long story is told in few steps, first and last among them", () => {
   const kept = spreadSteps(steps, 7);
   assert.deepEqual([kept.length, kept[0], kept.at(-1)], [7, 0, 9801]);
   assert.deepEqual(spreadSteps([1, 2], 7), [1, 2]);
+});
+
+test("a second run is drawn at the angles of its own samples", () => {
+  const drawn: Record<string, number[]> = {};
+  const state: Record<string | symbol, unknown> = {};
+  const at = (x: number): void => void (drawn[String(state.strokeStyle)] ??= []).push(x);
+  const pen = new Proxy(state, {
+    get: (_, name) => (name === "moveTo" || name === "lineTo" ? at : (state[name] ?? ((): object => ({ width: 0 })))),
+    set: (_, name, value) => ((state[name] = value), true),
+  }) as unknown as Pen;
+  const look = new Proxy({}, { get: (_, name) => `look ${String(name)}` }) as Look;
+  const quarter = Math.PI / 2;
+  const curves = [
+    { values: [1, 2, 3, 4], colour: "first" },
+    { values: [1, 2], angles: [quarter, 3 * quarter], colour: "second" },
+  ];
+  const angles = [0, quarter, 2 * quarter, 3 * quarter];
+  drawAngles(pen, 400, 200, { angles, curves, low: 0, high: 5, marks: [] }, look);
+  assert.equal(drawn.first.length, 4);
+  assert.deepEqual(drawn.second, [drawn.first[1], drawn.first[3]]);
 });

@@ -42,7 +42,7 @@ export class Scene {
     return ends.length ? [Math.min(...ends.map(([low]) => low)), Math.max(...ends.map(([, high]) => high))] : null;
   });
 
-  /** Whose half-spaces there are: those of every gate of a linearly gated network, or of another one's first neurons. */
+  /** Whose half-spaces there are: gates with normals of their own (linear gating, batch-norm folded in), or first neurons. */
   readonly spaces = $derived.by((): "normals" | "neurons" | null =>
     this.view.has("normals") ? "normals" : this.view.has("neuron_biases") ? "neurons" : null,
   );

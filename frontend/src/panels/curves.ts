@@ -19,6 +19,7 @@ import {
 
 export interface Curve {
   values: ArrayLike<number>;
+  angles?: number[]; // of another run: its own samples
   colour: string;
   width?: number;
   dash?: number[];
@@ -81,10 +82,11 @@ export function drawAngles(pen: Pen, width: number, height: number, view: AngleV
     pen.lineWidth = curve.width ?? 1.6;
     pen.globalAlpha = curve.alpha ?? 1;
     pen.setLineDash(curve.dash ?? []);
+    const angles = curve.angles ?? view.angles;
     line(
       pen,
-      Math.min(view.angles.length, curve.values.length),
-      (i) => x(view.angles[i]),
+      Math.min(angles.length, curve.values.length),
+      (i) => x(angles[i]),
       (i) => y(curve.values[i]),
     );
   }
