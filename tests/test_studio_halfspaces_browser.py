@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ GENERATOR = torch.Generator().manual_seed(5)
 POINTS = 1.5 * torch.randn(N, 2, generator=GENERATOR)
 ELSEWHERE = 1.5 * torch.randn(N, 2, generator=GENERATOR)
 LABELS = (POINTS.prod(1) > 0).long()
+ODD = "my run (1), 50% #2 & more?"
 STAGES: dict[int, nn.Sequential] = {}  # the network of the run "mine" at its two steps
 
 
@@ -48,6 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     watched_run(folder / "elsewhere", ELSEWHERE)
     watched_run(folder / "wrapped", POINTS[:, None])
     watched_run(folder / "smooth", POINTS, nn.Tanh)
+    watched_run(folder / ODD, POINTS.flip(0))
     return folder
 
 
@@ -134,6 +137,23 @@ def test_a_network_without_half_spaces_says_why(browser, home):
     assert "what follows the first layer is tanh, not a ReLU" in told
     assert "Half-spaces" not in page.get_by_test_id("panel-halfspaces").inner_text()
     assert page.get_by_test_id("panel-units").count() == 0
+    page.close()
+
+
+@pytest.mark.parametrize("where", ["server", "one file"])
+def test_a_run_may_be_called_anything_and_be_compared(browser, home, root, tmp_path, where):
+    """In a report, too, the second run says which of its samples is meant."""
+    start = home
+    if where == "one file":
+        start = write_run_report([root / ODD, root / "mine"], tmp_path / "page.html")[0].as_uri()
+    page = browser.open(f"{start}#/run/{quote(ODD, safe='')}?step={LAST}&mark=3")
+    readout(page, "halfspaces", "units of this layer open")
+    assert ODD in page.inner_text("h1, h2")
+    page.goto(f"{start}#/compare/{quote(ODD, safe='')}/mine?step={LAST}&mark=3")
+    settle(page, "document.querySelector('[data-testid=marks]')?.innerText.includes('a mark follows its sample')")
+    for panel in ("a", "b"):
+        readout(page, f"halfspaces-{panel}", "units of this layer open")
+        assert marked(page, panel) == pytest.approx(POINTS[N - 1 - 3].tolist(), abs=0.02)
     page.close()
 
 

@@ -64,6 +64,28 @@ def test_what_is_inside_is_what_the_server_says(store):
     json.dumps(content, allow_nan=False)
 
 
+def test_runs_of_a_page_can_be_compared(store):
+    payload = Payload(Shelf(store))
+    first, second = "one", "deep/two & <three>"
+    responses = report_content(payload, Report("t", "l", (Scene(first), Scene(second))))["responses"]
+    for key, other in ((first, second), (second, first)):
+        served = payload.answer(["matched", *key.split("/")], {"other": other})
+        assert responses[address("matched", key, other=other)] == json.loads(served.body)
+        for name in ("overlap", "tangent"):
+            served = payload.answer(["alike", *key.split("/"), name], {"other": other})
+            assert responses[address("alike", key, name, other=other)] == json.loads(served.body)
+    alone = report_content(payload, Report("t", "l", (Scene(first),)))["responses"]
+    assert not any(path.startswith(("/api/matched", "/api/alike")) for path in alone)
+
+
+def test_addresses_are_those_that_the_page_writes():
+    """frontend/test/source.test.ts holds the page to the same."""
+    assert address("run", "deep/my run (1)") == "/api/run/deep/my%20run%20(1)"
+    assert address("run", "50% of what?#1") == "/api/run/50%25%20of%20what%3F%231"
+    assert address("matched", "a b/c", other="d e/f'&") == "/api/matched/a%20b/c?other=d%20e%2Ff'%26"
+    assert address("array", "ä~!*", "tangent", 4, member=0) == "/api/array/%C3%A4~!*/tangent/4?member=0"
+
+
 def test_a_page_says_what_it_left_out(store, monkeypatch):
     payload = Payload(Shelf(store))
     content = report_content(payload, Report("t", "l", (Scene("one"),)), most_steps=3)

@@ -80,3 +80,11 @@ test("numbers as people read them", () => {
   assert.deepEqual([0, 9999, 12400, 2.5e6].map(stepName), ["0", "9999", "12.4k", "2.5M"]);
   assert.equal(ago("2026-01-01T00:00:00Z", Date.parse("2026-01-01T02:10:00Z")), "2 h ago");
 });
+
+test("keys are quoted as the addresses of a report are", () => {
+  // tests/test_studio_report.py holds address() of unlazy.studio.answers to the same
+  assert.equal(paths.run("deep/my run (1)"), "/api/run/deep/my%20run%20(1)");
+  assert.equal(paths.run("50% of what?#1"), "/api/run/50%25%20of%20what%3F%231");
+  assert.equal(paths.matched("a b/c", "d e/f'&"), "/api/matched/a%20b/c?other=d%20e%2Ff'%26");
+  assert.equal(paths.array("ä~!*", "tangent", 4, 0), "/api/array/%C3%A4~!*/tangent/4?member=0");
+});

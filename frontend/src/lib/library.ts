@@ -20,28 +20,32 @@ const also = (more: More): string =>
     .map(([name, value]) => `&${name}=${encodeURIComponent(value)}`)
     .join("");
 
+/** A key or name as part of a path: its slashes stay, everything else is quoted, as the report's addresses are. */
+const at = (name: string): string => name.split("/").map(encodeURIComponent).join("/");
+
 export const paths = {
-  run: (key: string): string => `/api/run/${key}`,
+  run: (key: string): string => `/api/run/${at(key)}`,
   array: (key: string, quantity: string, step: number, member: number): string =>
-    `/api/array/${key}/${quantity}/${step}?member=${member}`,
+    `/api/array/${at(key)}/${at(quantity)}/${step}?member=${member}`,
   levels: (key: string, quantity: string, step: number, member: number, scale: string): string =>
-    `/api/levels/${key}/${quantity}/${step}?member=${member}&scale=${scale}`,
+    `/api/levels/${at(key)}/${at(quantity)}/${step}?member=${member}&scale=${scale}`,
   embedding: (key: string, quantity: string, member: number): string =>
-    `/api/embedding/${key}/${quantity}?member=${member}`,
+    `/api/embedding/${at(key)}/${at(quantity)}?member=${member}`,
   spectrum: (key: string, quantity: string, member: number): string =>
-    `/api/spectrum/${key}/${quantity}?member=${member}`,
+    `/api/spectrum/${at(key)}/${at(quantity)}?member=${member}`,
   figure: (key: string, panel: string, ending: string, step: number, member: number, more: More = {}): string =>
-    `/api/figure/${key}/${encodeURIComponent(panel)}.${ending}?member=${member}&step=${step}${also(more)}`,
+    `/api/figure/${at(key)}/${encodeURIComponent(panel)}.${ending}?member=${member}&step=${step}${also(more)}`,
   code: (key: string, panel: string, step: number, member: number, more: More = {}): string =>
-    `/api/code/${key}/${encodeURIComponent(panel)}?member=${member}&step=${step}${also(more)}`,
-  matched: (key: string, other: string): string => `/api/matched/${key}?other=${encodeURIComponent(other)}`,
+    `/api/code/${at(key)}/${encodeURIComponent(panel)}?member=${member}&step=${step}${also(more)}`,
+  matched: (key: string, other: string): string => `/api/matched/${at(key)}?other=${encodeURIComponent(other)}`,
   alike: (key: string, quantity: string, other: string): string =>
-    `/api/alike/${key}/${quantity}?other=${encodeURIComponent(other)}`,
+    `/api/alike/${at(key)}/${at(quantity)}?other=${encodeURIComponent(other)}`,
   difference: (key: string, quantity: string, step: number, member: number, more: More): string =>
-    `/api/difference/${key}/${quantity}/${step}?member=${member}${also(more)}`,
+    `/api/difference/${at(key)}/${at(quantity)}/${step}?member=${member}${also(more)}`,
   frames: (key: string, quantity: string, steps: number[], member: number, kind: string, scale: string): string =>
-    `/api/frames/${key}/${quantity}?kind=${kind}&member=${member}&scale=${scale}&steps=${steps.join(",")}`,
-  claimFigure: (study: string, scale: string, name: string): string => `/api/claim-figure/${study}/${scale}/${name}`,
+    `/api/frames/${at(key)}/${at(quantity)}?kind=${kind}&member=${member}&scale=${scale}&steps=${steps.join(",")}`,
+  claimFigure: (study: string, scale: string, name: string): string =>
+    `/api/claim-figure/${at(study)}/${at(scale)}/${at(name)}`,
 };
 
 const shapeOf = (answer: Answer, fallback: number): number[] =>
@@ -224,9 +228,13 @@ export class Library {
     };
     return this.#get(path, fetch, (found) => found.points.byteLength);
   }
+  /** A run that began anew under its old key. */
+  anew(key: string): void {
+    this.memory.forget(`/api/array/${at(key)}/`);
+  }
   /** A run that trains on: answers over all its steps are out of date; the costly ones only when asked. */
   refresh(key: string, costly: boolean): void {
     for (const kind of costly ? ["levels", "embedding", "spectrum"] : ["levels"])
-      this.memory.forget(`/api/${kind}/${key}/`);
+      this.memory.forget(`/api/${kind}/${at(key)}/`);
   }
 }

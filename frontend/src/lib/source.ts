@@ -118,8 +118,7 @@ export class InlineSource implements Source {
     this.report = report;
   }
   #find(path: string): unknown {
-    const { responses } = this.report;
-    const found = responses[path] ?? responses[decodeURIComponent(path)];
+    const found = this.report.responses[path];
     if (found === undefined) throw new Error("this part is not in the report; open the run in the studio to see it");
     return found;
   }

@@ -69,8 +69,14 @@ def whole(text: str, name: str) -> int:
     return int(text)
 
 
+UNQUOTED = "~!*'()"
+
+
 def address(*segments: object, **parameters: object) -> str:
-    """A path as the page writes it: segments quoted (slashes of a key kept), parameters in order of name."""
-    path = "/api/" + "/".join(quote(str(segment), safe="/~!*'()") for segment in segments)
-    query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in sorted(parameters.items()))
+    """A path as the page writes it: segments quoted (slashes of a key kept), parameters in order of name.
+
+    The page quotes with encodeURIComponent, which leaves some signs alone.
+    """
+    path = "/api/" + "/".join(quote(str(segment), safe=f"/{UNQUOTED}") for segment in segments)
+    query = "&".join(f"{name}={quote(str(value), safe=UNQUOTED)}" for name, value in sorted(parameters.items()))
     return f"{path}?{query}" if query else path

@@ -10,7 +10,9 @@ import base64
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,8 @@ def report_content(payload: Payload, report: Report, most_steps: int = MOST_STEP
     left_out = Omissions(most_steps)
     for run, member, fact in zip(opened, members, facts, strict=True):
         responses |= _run_responses(payload, run, member, fact, maps, left_out)
+    for first, second in permutations(zip(opened, facts, strict=True), 2):
+        responses |= _pair_responses(payload, *first, *second)
     cards = [payload.shelf.card(run.key) | {"members": 1} for run in opened]
     responses["/api/runs"] = plain({"root": "", "runs": cards, "broken": []})
     responses["/api/claims"] = plain(list(report.claims))
@@ -213,6 +217,20 @@ def _run_responses(
         left_out.others.append("One member of each run is in this page.")
     responses[address("run", run.key)] = plain(_single(facts, member, arrays))
     return responses
+
+
+def _pair_responses(
+    payload: Payload, run: OpenRun, facts: Mapping[str, Any], other: OpenRun, other_facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the comparison of two runs asks: which samples are the same, and which kernels are over the same ones."""
+    asked: list[tuple[str, ...]] = [("matched", run.key)]
+    asked += [("alike", run.key, name) for name in facts["maps"] if name in other_facts["maps"]]
+    found = {}
+    for parts in asked:
+        with suppress(StoreError, NotHere):  # a damaged array, which its own run tells of
+            answer = payload.answer("/".join(parts).split("/"), {"other": other.key})
+            found[address(*parts, other=other.key)] = json.loads(answer.body)
+    return found
 
 
 def _single(facts: dict[str, Any], member: int, arrays: dict[str, Any]) -> dict[str, Any]:
