@@ -21,7 +21,7 @@ from unlazy.models.folding import half_space_normals
 from unlazy.models.fused import plain_backward, plain_forward
 from unlazy.models.gates import HardGate
 from unlazy.runtime import InputError
-from unlazy.store import Run
+from unlazy.store import Run, Writer
 from unlazy.studies.halfspace.tables import campaign, cooled, dynamics, figures, measure, pages, train
 from unlazy.studies.halfspace.tables.claims import claims
 from unlazy.studies.halfspace.tables.settings import SCALES, cells
@@ -120,6 +120,9 @@ def test_cooling_goes_on_from_the_last_state_at_a_tenth_of_the_rate(tmp_path: Pa
         assert net["curve"][-1]["loss"] == pytest.approx(cold[net["model"]]["curve"][-1]["loss"], rel=1e-5)
     with pytest.raises(InputError, match="no runs"):
         dynamics.folders_in(tmp_path / "nothing")
+    residual = Run(folders[0]).header | {"study": "table2"}
+    Writer(tmp_path / "another", residual).__exit__(None, None, None)
+    assert dynamics.folders_in(tmp_path) == folders
 
 
 def test_cooled_networks_are_a_control_of_c20() -> None:

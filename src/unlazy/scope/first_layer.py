@@ -127,7 +127,7 @@ class _FirstGate(Watch):
     def _norm(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> Norm | None:
         """The first batch-norm before any gate, neuron by neuron; none where it is another, or goes by the batch."""
         shape = argument(arguments, options, 0, "input").shape
-        if self.gated or self.norm is not None or len(shape) != 2 or shape[1] != len(self.weights):
+        if self.gated or self.norm is not None or shape[1] != len(self.weights):
             return None
         return _batch_norm(arguments, options)
 
