@@ -256,8 +256,14 @@ def _outputs(model: nn.Module, state: State, x: Inputs) -> Float[Tensor, "n o"]:
 
 
 def _distance(first: State, last: State) -> float:
-    real = [name for name in first if first[name].is_floating_point()]
-    return float(sum((last[name] - first[name]).double().square().sum() for name in real) ** 0.5)
+    """Between two states; a weight that has several names counts once."""
+    moves: list[tuple[Tensor, Tensor]] = []
+    for name in first:
+        pair = first[name], last[name]
+        known = any(all(map(torch.equal, pair, other)) for other in moves if other[0].shape == pair[0].shape)
+        if pair[0].is_floating_point() and not known:
+            moves.append(pair)
+    return float(sum((after - before).double().square().sum() for before, after in moves) ** 0.5)
 
 
 def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:

@@ -40,7 +40,7 @@ def kernel_distance(kernel: Given, other: Given) -> Tensor:
 
 def relative_change(kernel: Given, start: Given) -> Tensor:
     """‖K - K_0‖ / ‖K_0‖ (Frobenius) after both are trace-normalised."""
-    kernel, start = map(trace_normalise, _kernels(kernel, start))
+    kernel, start = (trace_normalise(_unit(one)) for one in _kernels(kernel, start))
     return torch.linalg.matrix_norm(kernel - start) / torch.linalg.matrix_norm(start)
 
 
@@ -58,7 +58,7 @@ def alignment(kernel: Given, targets: Given) -> Tensor:
 def centered_alignment(kernel: Given, targets: Given) -> Tensor:
     """Alignment after centring both kernels, H K H with H = I - 11^T/n."""
     kernel, labels = _with_labels(kernel, targets)
-    return _cosine(center(kernel), center(labels).expand_as(kernel))
+    return _cosine(center(_unit(kernel)), center(labels).expand_as(kernel))
 
 
 def label_kernel(
@@ -106,6 +106,7 @@ def effective_rank(kernel: Given, kind: str = "entropy") -> Tensor:
     ``stable``: sum l / largest l.
     """
     values = spectrum(kernel)
+    values = values / values[..., :1]
     total = values.sum(-1)
     if kind == "entropy":
         return torch.special.entr(values / total[..., None]).sum(-1).exp()
@@ -133,7 +134,14 @@ def regression_loss(kernel: Given, targets: Float[Tensor, "n o"], tolerance: flo
     return (inside.square() * ~kept[..., None]).sum((-2, -1)) / targets.numel()
 
 
+def _unit(kernel: Kernel) -> Kernel:
+    """Under one factor that makes the largest entry 1, so that squares of path counts stay within any precision."""
+    largest = kernel.abs().amax((-2, -1), keepdim=True)
+    return kernel / torch.where(largest > 0, largest, 1)
+
+
 def _cosine(kernel: Kernel, other: Kernel) -> Tensor:
+    kernel, other = _unit(kernel), _unit(other)
     product = (kernel * other).sum((-2, -1))
     return product / (torch.linalg.matrix_norm(kernel) * torch.linalg.matrix_norm(other))
 

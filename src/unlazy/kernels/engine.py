@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointError
 
 from unlazy.kernels.capture import (
     Inputs,
@@ -287,8 +288,11 @@ class TangentKernel:
             del self.fast[module]
         taps = [tap for tap in taps if tap.module not in crooked]
         batched = all(rule_for(module) in (linear, constant) for module in self.fast)
-        in_order = entry_by_entry(out, taps, directions) if not demote and moves_entries(out) else None
-        found = gradients(out, taps, directions, batched=batched)
+        try:
+            in_order = entry_by_entry(out, taps, directions) if not demote and moves_entries(out) else None
+            found = gradients(out, taps, directions, batched=batched)
+        except CheckpointError as error:  # what is computed again in the backward pass was not seen
+            raise RulesBroke from error
         if in_order is not None and not in_order(found):
             raise RulesBroke
         return calls_by_module(taps, found)
@@ -346,6 +350,11 @@ def _in_words(form: Form | None) -> str:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def as_held(share: Share) -> Share:
+    """A share in the form in which it is paired: filters as explicit rows where these are small, grouped ones always."""
+    return Rows(share.rows()) if isinstance(share, Windows) and share.rows_are_small() else share
 
 
 def _held_form(share: Share) -> type[Share]:

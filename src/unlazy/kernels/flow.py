@@ -13,20 +13,24 @@ from unlazy.runtime import require
 
 def kernel_flow(
     kernel: Float[Tensor, "*members n n"],
-    y: Float[Tensor, "n o"],
-    start: Float[Tensor, "*members n o"],
+    y: Float[Tensor, "n o"] | Float[Tensor, "n"],
+    start: Float[Tensor, "*members n p"] | Float[Tensor, "n"],
     times: Sequence[float],
 ) -> Float[Tensor, "times *members n o"]:
     """Outputs at each time of gradient flow on the mean squared error with a kernel that does not move.
 
     f(t) = y + exp(-2 t K / (n o)) (f_0 - y), by eigen-decomposition in float64: exact at any time, however late. With the
-    tangent kernel at the start this is the linearised network under small steps; every output sees the same kernel.
+    tangent kernel at the start this is the linearised network under small steps; every output sees the same kernel. A vector
+    counts as one column.
 
     >>> one = torch.ones(1, 1)
     >>> float(kernel_flow(one, one, 0 * one, [0.0, 1.0])[1, 0, 0])  # 1 - exp(-2)
     0.8646647167633873
     """
     require(all(time >= 0 for time in times), "times of a flow must be at least 0.")
+    y, start = (columns[:, None] if columns.ndim == 1 else columns for columns in (y, start))
+    shapes = f"{tuple(y.shape)} and {tuple(start.shape)}"
+    require(y.shape == start.shape[-2:], f"targets and outputs at the start must be [n, outputs] alike, got {shapes}.")
     values, vectors = torch.linalg.eigh(kernel.double())
     missing = vectors.mT @ (start.double() - y.double())  # [*members, n, o]
     rates = 2 * values.clamp(min=0)[..., None] / y.numel()

@@ -27,7 +27,7 @@ from unlazy.kernels.layers import sum_of
 from unlazy.kernels.pairs import explicit_rows, own_block
 from unlazy.kernels.selection import Outputs, Parameters, trainable_by_module
 from unlazy.kernels.stacks import stack_tangent_kernel
-from unlazy.runtime import require
+from unlazy.runtime import InputError, require
 
 Result = TypeVar("Result")
 PRECISIONS = ("float32", "float64", "bfloat16")
@@ -83,7 +83,16 @@ def tangent_kernel(
             return gram(kernel, x, x2, memory=kernel.budget, out=out, progress=progress)
 
     with explained(model, x, x2):
-        return _with_fallback(compute, method)
+        return _held(_with_fallback(compute, method))
+
+
+def _held(kernel: Result) -> Result:
+    """Refuse a kernel of a 16-bit network that its numbers cannot hold."""
+    if isinstance(kernel, Tensor) and kernel.dtype == torch.float16 and not bool(kernel.isfinite().all()):
+        raise InputError(
+            "the kernel exceeds what float16 holds, 65504; convert the model, or give precision='float32'."
+        )
+    return kernel
 
 
 def _with_fallback(compute: Callable[[str], Result], method: str) -> Result:
@@ -112,7 +121,7 @@ def tangent_diagonal(
         return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
 
     with explained(model, x):
-        return _with_fallback(compute, method)
+        return _held(_with_fallback(compute, method))
 
 
 def layer_kernels(
@@ -179,8 +188,10 @@ def _in_precision(
     dtype = getattr(torch, precision)
 
     def convert(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+        if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf
+        return leaf.to(dtype.to_complex() if leaf.is_complex() else dtype)
 
-    if any(p.is_floating_point() and p.dtype != dtype for p in model.parameters()):
-        model = copy.deepcopy(model).to(dtype)
+    if any(convert(p).dtype != p.dtype for p in model.parameters()):
+        model = copy.deepcopy(model)._apply(convert)  # Module.to would take the real part of complex parameters
     return model, pytree.tree_map(convert, x), None if x2 is None else pytree.tree_map(convert, x2)

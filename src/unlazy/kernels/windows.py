@@ -104,6 +104,7 @@ class Windows:
     def tap_rows(self, room: Room, side: str) -> Iterator[Float[Tensor, "n km c"]]:
         """The part of the gradient that belongs to one tap of the filter, tap after tap, in a reused buffer."""
         module, n, k = self.module, len(self.inputs[0]), self.directions
+        assert module.groups == 1, "the taps of grouped filters are not one product; pair their rows"
         m, c = module.out_channels, module.in_channels
         rows = room(f"rows {side}", self.inputs[0], n, k * m * c).view(n, k * m, c)
         seen, gathered, shifted = [], [], []

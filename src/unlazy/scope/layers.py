@@ -17,7 +17,7 @@ from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, Tap, evaluating, rows_by_sample, samples, take
-from unlazy.kernels.engine import RulesBroke, TangentKernel
+from unlazy.kernels.engine import RulesBroke, TangentKernel, as_held
 from unlazy.kernels.forward_mode import gives, plain_layers
 from unlazy.kernels.layers import Call, Rows, Share
 from unlazy.kernels.selection import own_parameters
@@ -105,7 +105,7 @@ class LayerTangents(TangentKernel):
                 found = self._apply(module, by_module.pop(module))
                 if found is None:
                     raise RulesBroke
-                yield from ((module, share) for share in found)
+                yield from ((module, as_held(share)) for share in found)
         if self._rest():
             yield None, Rows(self._rest_rows(x))
 

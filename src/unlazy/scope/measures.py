@@ -33,6 +33,7 @@ from unlazy.scope.tangent import Measured, TangentLook, idle_seconds
 VIEWS = ("paths", "tangents", "neurons")
 MOST_GROUPS = 64
 # The most samples that each expensive look takes; fewer where those would take longer than LOOK_SECONDS, but LEAST_ROWS.
+MOST_PATHS = 1e30  # common paths of two samples that are kept as their number
 MOST_ROWS = {"gates": 1024, "paths": 1024, "linear": 1024, "overlap": 512, "tangent": 512}
 LOOK_SECONDS, LEAST_ROWS, TIMED_ROWS, TOO_LONG = 0.05, 24, (8, 16), 40
 STILL = 32  # units of rounding: outputs that moved less have not moved
@@ -394,12 +395,15 @@ class Instruments:
         return measured
 
     def _overlap(self, part: Probe) -> Float[Tensor, "n n"]:
-        """Numbers of common paths; under one common factor where float64 cannot hold them."""
+        """Numbers of common paths; under one common factor where a run, which keeps float32, could not hold them."""
         try:
-            return overlap_kernel(self.model, part.x)
-        except InputError:
-            logs = overlap_kernel(self.model, part.x, log=True)
-            return (logs - logs.max()).exp()
+            counts = overlap_kernel(self.model, part.x)
+            if float(counts.max()) <= MOST_PATHS:
+                return counts
+        except InputError:  # even float64 cannot
+            pass
+        logs = overlap_kernel(self.model, part.x, log=True)
+        return (logs - logs.max()).exp()
 
 
 def _clean(model: nn.Module, name: str) -> str:

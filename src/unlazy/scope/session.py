@@ -69,6 +69,7 @@ class Session:
         began = time.perf_counter()
         self.pid, self.total_steps = os.getpid(), steps
         self.trained, self.shift, self.seen, self.told, self.epochs = 0.0, 0, -1, -1, 0
+        self.told_at, self.again = 0, 0  # updates when that was told, and how often that number came again after some
         self.unmeasured: Untaken | None = None
         self.looking = self.finished = False
         self.budget = Budget(budget)
@@ -202,16 +203,32 @@ class Session:
         """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
         if step == 0 and self.seen < 0 and self._moved():
             self.shift = 1
-        if step < self.told:
+        missed = self._told_again(step)
+        if step < self.told or missed > 0:
             if self.epochs == 0:
                 warnings.warn(
                     f"step {step} came after step {self.told}: steps count updates over the whole training. The scope goes on "
-                    f"counting from {self.seen + 1}.",
+                    f"counting from {self.seen + max(missed, 1)}.",
                     stacklevel=7,
                 )
-            self.epochs = self.seen + 1 - self.shift - step
+            self.epochs = self.seen + max(missed, 1) - self.shift - step
         self.told = step
         return step + self.shift + self.epochs
+
+    def _told_again(self, step: int) -> int:
+        """How many updates an epoch of one batch has hidden behind one number; 0 where none.
+
+        One update between two equal numbers may as well lie between a look before it and a look after it.
+        """
+        updates = self._updates()
+        grown, self.told_at = updates > self.told_at, updates
+        if step != self.told:
+            self.again = 0
+        elif grown:
+            self.again += 1
+        if self.again < 2 or not grown:
+            return 0
+        return 2 if self.again == 2 else 1
 
     def away(self, seconds: float) -> None:
         """Seconds since the last step that were no training."""

@@ -34,7 +34,7 @@ class Tangents(nn.Module):
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.base = copy.deepcopy(model).eval().requires_grad_(False)
+        self.base = _copied(model).eval().requires_grad_(False)
         self.names = tuple(names)
         self._forward_mode: bool | None = None  # found out at the first call
 
@@ -228,3 +228,13 @@ def _as_call(x: Inputs) -> Call:
 def _parts(x: Inputs, size: int) -> list[slice]:
     n = samples(x)
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:  # of tensors that a forward pass left behind
+        remedy = "Use torch.nn.utils.parametrizations, or linearise before the first forward pass."
+        raise Unsupported(
+            type(model).__name__, "it cannot be copied, as the old weight_norm and spectral_norm", remedy
+        ) from error

@@ -145,7 +145,8 @@ class Tracer(Watch):
         if isinstance(result, Tensor):
             node = self._fitting(found, result)
             if node is None:
-                rule = self.rules.get(name)
+                known = not any(isinstance(self.node(i).operation, Opaque) for i in nodes.values())
+                rule = self.rules.get(name) if known else None
                 made = None if rule is None else rule(self, replace(step, result=result))
                 node = self._fitting(made, result)
             self._remember(result, self._opaque(step, result) if node is None else node)
