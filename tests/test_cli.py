@@ -23,6 +23,7 @@ from unlazy import (
     NetSpec,
     Recipe,
     Run,
+    Scope,
     SoftGate,
     StoreError,
     fit,
@@ -298,6 +299,21 @@ def test_runs_can_be_chosen_by_study_and_state(two_runs):
     assert found("--json", "--state", "interrupted") == []
 
 
+def test_a_choice_that_no_run_meets_says_so(two_runs):
+    answer = invoke("runs", "--root", two_runs, "--study", "three")
+    assert answer.stdout == f"none of the 2 runs below {two_runs} is of that study and state.\n"
+
+
+def test_a_training_that_goes_on_is_listed_at_its_last_measurement(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    scope = Scope(net, (torch.randn(8, 2), torch.arange(8) % 2), tmp_path / "mine", budget=math.inf)
+    for step in range(1, 6):
+        scope.step(step)
+    [row] = json.loads(invoke("runs", "--root", tmp_path, "--json").stdout)
+    assert (row["state"], row["step"]) == ("running", 5)
+    scope.finish()
+
+
 def test_runs_below_nothing_says_so(unlazy_main):
     code, out, err = unlazy_main("runs")
     assert (code, err) == (0, "")
@@ -313,6 +329,37 @@ def test_one_damaged_run_does_not_hide_the_others(two_runs, name):
     assert [line for line in answer.stdout.splitlines() if line.endswith(str(two_runs / "slow"))]
     assert answer.stderr.startswith(f"damaged: {two_runs / 'fast'}")
     assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["run.json", "status.json", "metrics.jsonl"])
+def test_a_folder_in_place_of_a_file_is_damage_like_any_other(two_runs, name):
+    (two_runs / "fast" / name).unlink()
+    (two_runs / "fast" / name).mkdir()
+    answer = invoke("runs", "--root", two_runs)
+    assert answer.exit_code == 0
+    assert [line for line in answer.stdout.splitlines() if line.endswith(str(two_runs / "slow"))]
+    assert answer.stderr.startswith(f"damaged: {two_runs / 'fast' / name} cannot be read")
+
+
+def test_what_a_run_does_not_tell_of_itself_is_not_missed(two_runs):
+    path = two_runs / "fast" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"provenance": {}}))
+    assert len(invoke("runs", "--root", two_runs).stdout.splitlines()) == 3
+    assert "torch        not told" in invoke("runs", "show", two_runs / "fast").stdout
+    (two_runs / "fast" / "status.json").write_text('{"state": "finished", "step": null, "error": null}')
+    assert "status.json is damaged" in invoke("runs", "--root", two_runs).stderr
+
+
+def test_a_name_that_no_file_can_have(two_runs, unlazy_main):
+    code, _, err = unlazy_main("runs", "show", "x" * 300, "--root", two_runs)
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_terminal_that_knows_few_letters(tmp_path):
+    words = [sys.executable, "-c", "from unlazy.cli.app import main; main()", "claims"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"C20" in done.stdout
 
 
 def test_runs_show_prints_facts_and_last_measurement(two_runs):

@@ -136,6 +136,25 @@ def test_mistakes_are_named(files: tuple[Path, Path, torch.Tensor], tmp_path: Pa
             invoke("gram", *words)
 
 
+def test_what_cannot_be_read_or_written_is_named(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
+    spec, data, _ = files
+    (tmp_path / "text.npy").write_text("1 2 3")
+    np.save(tmp_path / "words.npy", np.array(["a", "b"]))
+    (tmp_path / "folder.npy").mkdir()
+    for words, message in (
+        ((str(tmp_path / "text.npy"),), "text.npy is no array of numbers"),
+        ((str(tmp_path / "words.npy"),), "words.npy is no array of numbers"),
+        ((str(data), "--out", str(tmp_path / "folder.npy")), "is a folder"),
+        ((str(data), "--out", str(spec / "k.npy")), "cannot be written"),
+    ):
+        with pytest.raises(InputError, match=message):
+            invoke("gram", str(spec), *words)
+    assert "--limit" in invoke("gram", str(spec), str(data), "--limit", "-2")
+    deeper = tmp_path / "new" / "folder" / "k.npy"
+    invoke("gram", str(spec), str(data), "--limit", "5", "--out", str(deeper))
+    assert np.load(deeper).shape == (5, 5)
+
+
 def test_a_failed_command_leaves_no_file(files: tuple[Path, Path, torch.Tensor], tmp_path: Path) -> None:
     spec, data, x = files
     x[3] = torch.nan

@@ -78,6 +78,22 @@ def test_runs_of_a_page_can_be_compared(store):
     assert not any(path.startswith(("/api/matched", "/api/alike")) for path in alone)
 
 
+def test_a_run_twice_is_one_run_and_any_name_is_found(store):
+    odd = store / "a?b #1 50%41"
+    write_run(odd, members=1)
+    page, _ = write_run_report([odd, odd], store / "page.html")
+    content = content_of(page.read_text())
+    assert content["title"] == content["scenes"][0]["title"] == odd.name
+    assert content["entry"] == "#/run/a%3Fb%20%231%2050%2541"
+
+
+def test_a_shelf_that_is_one_run_has_it_under_its_name(store):
+    payload = Payload(Shelf(store / "one"))
+    [card] = json.loads(payload.answer(["runs"], {}).body)["runs"]
+    assert card["key"] == "one"
+    assert json.loads(payload.answer(["run", "one"], {}).body)["key"] == "one"
+
+
 def test_addresses_are_those_that_the_page_writes():
     """frontend/test/source.test.ts holds the page to the same."""
     assert address("run", "deep/my run (1)") == "/api/run/deep/my%20run%20(1)"

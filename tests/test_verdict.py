@@ -118,6 +118,17 @@ def test_the_better_measure_weighs_more() -> None:
     assert judge(seen(measures=against), LIMITS).gap < math.sqrt(0.1 * 0.5)
 
 
+def test_a_network_that_did_not_move_is_not_resampled() -> None:
+    """Its outputs differ by rounding, and so do those of its tangent: their ratio means nothing."""
+    rounding = np.float32(1) + np.random.default_rng(0).choice([-1e-7, 0, 1e-7], (3, 40, 2)).astype(np.float32)
+    history = History()
+    history.add(0, {"linearisation_error": 0.0}, {"output": rounding[0]})
+    history.add(5, {"linearisation_error": 0.0}, {"output": rounding[1], "linear": rounding[2]})
+    assert readings(history).measures["linearisation_error"] == Reading(0.0)
+    history.add(9, {"linearisation_error": 0.5}, {"output": rounding[1] + 1, "linear": rounding[2] + 1.5})
+    assert readings(history).measures["linearisation_error"].interval is not None
+
+
 def test_evidence_says_what_its_interval_says() -> None:
     spans = {"linearisation_error": Reading(0.1, (0.09, 0.11)), "tangent_change": Reading(0.04, (0.03, 0.045))}
     first, second = judge(seen(measures=spans), LIMITS).evidence

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { countTicks, drawAngles, levelOf, pickStrip } from "../src/panels/curves.ts";
-import { line, niceTicks, range, type Look, type Pen } from "../src/panels/draw.ts";
+import { fitting, line, niceTicks, range, type Look, type Pen } from "../src/panels/draw.ts";
 import { discsHeight, pickDisc } from "../src/panels/discs.ts";
 import { openShare, pickCircle, unitsOf, unitsOfNeurons } from "../src/panels/halfspaces.ts";
 import { extentOf, gridPixels, pickPlane } from "../src/panels/plane.ts";
@@ -202,6 +202,18 @@ test("a long story is told in few steps, first and last among them", () => {
   const kept = spreadSteps(steps, 7);
   assert.deepEqual([kept.length, kept[0], kept.at(-1)], [7, 0, 9801]);
   assert.deepEqual(spreadSteps([1, 2], 7), [1, 2]);
+});
+
+test("a number too wide for its axis gets fewer letters, never other digits", () => {
+  const pen = { font: "", measureText: (words: string) => ({ width: 6 * words.length }) } as unknown as Pen;
+  const look = { sans: "x" } as Look;
+  assert.deepEqual(fitting(pen, look, 250, "250", 35), { words: "250", size: 11 });
+  assert.deepEqual(fitting(pen, look, 1.5e6, "1,500,000", 35), { words: "1.5e6", size: 11 });
+  assert.equal(fitting(pen, look, 2e11, "2.0e+11", 35).words, "2e11");
+  assert.equal(fitting(pen, look, 1.25e12, "1.3e+12", 35).words, "1.25e12");
+  const { words, size } = fitting(pen, look, -1.5e38, "\u22121.5e+38", 35);
+  assert.equal(words, "\u22121.5e38");
+  near(size, (11 * 35) / 42);
 });
 
 test("a second run is drawn at the angles of its own samples", () => {

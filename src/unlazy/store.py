@@ -97,8 +97,10 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise StoreError(f"{path.parent} is not a run: it has no {path.name}.") from None
-    except (NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} cannot be read as JSON ({error}); the run is damaged.") from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -141,7 +143,8 @@ class Run:
         """``{state, step, error}``; a run that says running while nobody holds its lock is ``interrupted``."""
         path = self.folder / "status.json"
         status: dict[str, Any] = _read_json(path) if path.exists() else {"state": "running", "step": 0, "error": None}
-        if not isinstance(status, dict) or status.keys() != {"state", "step", "error"}:
+        whole = isinstance(status, dict) and status.keys() == {"state", "step", "error"}
+        if not whole or type(status["step"]) is not int:
             raise StoreError(f"{path} is damaged: it should hold state, step and error.")
         if status["state"] == "running" and not _is_locked(self.folder / "lock"):
             status["state"] = "interrupted"
@@ -205,10 +208,14 @@ class Run:
 
 def read_lines(path: Path) -> list[Line]:
     """Parse ``metrics.jsonl``; a last line without its newline was never finished and is ignored."""
-    if not path.exists():
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
     lines, offset = [], 0
-    for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, raw in enumerate(text.split(b"\n")[:-1], 1):
         offset += len(raw) + 1
         try:
             entry = json.loads(raw)
@@ -244,7 +251,7 @@ def find_runs(root: str | Path) -> tuple[list[Run], list[StoreError]]:
             runs.append(Run(path.parent))
         except StoreError as error:
             broken.append(error)
-    return sorted(runs, key=lambda run: (run.header["provenance"]["started"], str(run.folder))), broken
+    return sorted(runs, key=lambda run: (str(run.header["provenance"].get("started", "")), str(run.folder))), broken
 
 
 # --- writing -------------------------------------------------------------------------------------

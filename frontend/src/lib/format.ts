@@ -14,6 +14,15 @@ export function short(value: number | null | undefined, digits = 3): string {
   return minus(String(Number(value.toPrecision(digits))));
 }
 
+/** 1.5e6 for 1,500,000: few letters, whatever the size. */
+export const powerOfTen = (value: number): string =>
+  minus(
+    value
+      .toExponential(2)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e"),
+  );
+
 /** Names of round numbers along an axis, with enough digits to tell neighbours apart. */
 export function tickNames(values: (number | null)[]): (tick: number) => string {
   const [low, high, size] = values.reduce(

@@ -1,5 +1,7 @@
 // Small tools every panel shares: the look of the page, lines, text, axes.
 
+import { powerOfTen } from "../lib/format.ts";
+
 export interface Look {
   card: string;
   ink: string;
@@ -15,6 +17,7 @@ export interface Look {
   dark: boolean;
 }
 
+const SIZE = 11; // of letters, in pixels
 export type Pen = CanvasRenderingContext2D;
 export interface Box {
   left: number;
@@ -78,7 +81,7 @@ export interface TextStyle {
 }
 
 export function text(pen: Pen, look: Look, words: string, x: number, y: number, style: TextStyle): void {
-  pen.font = `${style.weight ?? ""} ${style.size ?? 11}px ${look.sans}`;
+  pen.font = `${style.weight ?? ""} ${style.size ?? SIZE}px ${look.sans}`;
   pen.fillStyle = style.colour;
   pen.textAlign = style.align ?? "center";
   pen.textBaseline = style.base ?? "alphabetic";
@@ -91,6 +94,20 @@ export const plotBox = (width: number, height: number): Box => ({
   top: 8,
   bottom: height - 20,
 });
+
+/** A label, or where it has no room its number in fewer and smaller letters: a cut one would read as another number. */
+export function fitting(
+  pen: Pen,
+  look: Look,
+  value: number,
+  label: string,
+  room: number,
+): { words: string; size: number } {
+  pen.font = ` ${SIZE}px ${look.sans}`;
+  if (pen.measureText(label).width <= room) return { words: label, size: SIZE };
+  const words = powerOfTen(value);
+  return { words, size: Math.min(SIZE, (SIZE * room) / pen.measureText(words).width) };
+}
 
 /** Grid lines and labels; a label without room is left out. */
 export function axes(
@@ -112,7 +129,8 @@ export function axes(
       (i) => (i ? box.right : box.left),
       () => at,
     );
-    text(pen, look, label, box.left - 7, y(value), { colour: look.quiet, align: "right", base: "middle" });
+    const { words, size } = fitting(pen, look, value, label, box.left - 9);
+    text(pen, look, words, box.left - 7, y(value), { colour: look.quiet, align: "right", base: "middle", size });
   }
   xTicks.forEach(([value, label], i) => {
     const next = xTicks[i + 1];

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -40,6 +41,9 @@ WorkersOption = Annotated[int, typer.Option(help="Trainings at once; 0: one per 
 
 def main() -> None:
     """The entry point: deliberate errors become one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows few letters gets question marks
     try:
         app()
     except UnlazyError as error:
@@ -268,7 +272,7 @@ def gram(
     memory: Annotated[
         str | None, typer.Option(help="What may be used, such as 2GB (default: half of what is free).")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many samples.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of this machine that share the tiles (.zarr).")] = None,
     cluster: Annotated[
         str | None,

@@ -114,7 +114,12 @@ def gram_command(
 def _write_npy(job: Job, out: Path, dtype: np.dtype[Any], progress: Callable[[int, int], None]) -> None:
     """The whole file or none."""
     n, part = samples(job.x), out.with_name(f".{out.name}.part")
-    room = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=(n, n))
+    require(not out.is_dir(), f"{out} is a folder; name the file to write.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        room = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=(n, n))
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}.") from error
     compute: Any = {"tangent": tangent_kernel, "overlap": overlap_kernel, "layer-overlap": layer_overlap}[job.kernel]
     try:
         compute(job.model, job.x, memory=job.memory, out=room, progress=progress)
@@ -210,7 +215,10 @@ def load_inputs(name: str, limit: int | None) -> Tensor:
     """A .npy file, or a data set: ``digits``, ``cifar-10``, ``mnist:test``. Flat for grey images, as images for coloured ones."""
     if name.endswith(".npy"):
         require(Path(name).is_file(), f"there is no file {name}.")
-        x = torch.from_numpy(np.load(name, allow_pickle=False)).float()
+        try:
+            x = torch.from_numpy(np.load(name, allow_pickle=False)).float()
+        except (ValueError, TypeError, EOFError, OSError) as error:
+            raise InputError(f"{name} is no array of numbers in numpy's format ({type(error).__name__}).") from error
     else:
         dataset, _, split = name.partition(":")
         images = load_images(dataset, split or "train")

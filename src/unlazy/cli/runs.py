@@ -14,6 +14,7 @@ from unlazy.runtime import StoreError
 from unlazy.store import Run, find_runs
 
 CELL = 30  # letters of a setting in a comparison
+LONGEST_NAME = 256  # of a file, in letters; asking for a longer one is an error
 
 
 def print_list(root: Path, study: str | None, state: str | None, as_json: bool) -> None:
@@ -25,9 +26,12 @@ def print_list(root: Path, study: str | None, state: str | None, as_json: bool) 
             rows.append(describe(run))
         except StoreError as error:
             broken.append(error)
+    every = len(rows)
     rows = [row for row in rows if study in (None, row["study"]) and state in (None, row["state"])]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
+    elif every and not rows:
+        typer.echo(f"none of the {every} runs below {root} is of that study and state.")
     elif not rows and not broken:
         typer.echo(
             f"no runs below {root}; `unlazy reproduce circle` makes some, and so does a Scope around your own loop."
@@ -46,7 +50,7 @@ def print_list(root: Path, study: str | None, state: str | None, as_json: bool) 
 
 def find_run(name: str, root: Path) -> Run:
     """The run in this folder, or the one below ``root`` whose id begins so."""
-    if Path(name).exists() or "/" in name:
+    if "/" in name or (len(name) < LONGEST_NAME and Path(name).exists()):
         return Run(name)
     found = [run for run in find_runs(root)[0] if run.id.startswith(name)]
     if len(found) != 1:
@@ -61,7 +65,7 @@ def print_run(run: Run) -> None:
         if value is not None:
             typer.echo(f"{name:12} {value}")
     for name in ("unlazy", "torch", "threads", "dtype", "started"):
-        typer.echo(f"{name:12} {run.header['provenance'][name]}")
+        typer.echo(f"{name:12} {run.header['provenance'].get(name, 'not told')}")
     for name, value in last_medians(run).items():
         typer.echo(f"{name:20} {value:.6g}")
 
@@ -103,7 +107,7 @@ def describe(run: Run) -> dict[str, Any]:
         "id": run.id,
         "state": status["state"],
         "members": len(run.members),
-        "step": status["step"],
+        "step": max([status["step"], *(line.step for line in run.lines)]),
         "loss": last_medians(run).get("loss"),
         "study": run.header["study"],
         "scale": run.header["scale"],

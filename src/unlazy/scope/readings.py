@@ -133,8 +133,8 @@ def _linearisation_error(history: History) -> Reading | None:
     first, linear = history.array("output", first=True), history.array("linear")
     step = max(history.arrays.get("linear", {}), default=None)
     last = history.arrays.get("output", {}).get(-1 if step is None else step)  # outputs may have been seen later again
-    if first is None or last is None or linear is None:
-        return Reading(value)
+    if value == 0 or first is None or last is None or linear is None:
+        return Reading(value)  # 0: nothing moved beyond rounding, and resampling would compare rounding with rounding
     missed, went = _squares(last - linear), _squares(last - first)
     taken = np.isfinite(missed)  # the look may have taken only a part of the samples
     missed, went = missed[taken], went[taken]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -99,12 +100,12 @@ def write_run_report(folders: Sequence[Path], path: Path, *, most_steps: int = M
     require(len(folders) > 0, "a report needs at least one run.")
     resolved = [Path(folder).resolve() for folder in folders]
     shelf = Shelf(os.path.commonpath([folder.parent for folder in resolved]), only=resolved)
-    keys = [folder.relative_to(shelf.root).as_posix() for folder in resolved]
+    keys = list(dict.fromkeys(folder.relative_to(shelf.root).as_posix() for folder in resolved))
     opened = shelf.open(keys[0])
     report = Report(
         title=opened.title if len(keys) == 1 else f"{opened.title} and {len(keys) - 1} more",
         lead="Scrub through training and see paths, tangents and neurons move together.",
-        scenes=tuple(Scene(key) for key in dict.fromkeys(keys)),
+        scenes=tuple(map(Scene, keys)),
         provenance=opened.header["provenance"] | {"written by": provenance("float32")["unlazy"]},
     )
     return path, write_report(Payload(shelf), report, path, most_steps)
@@ -131,7 +132,7 @@ def report_content(payload: Payload, report: Report, most_steps: int = MOST_STEP
         for scene, run in zip(report.scenes, opened, strict=True)
     ]
     return {
-        "entry": f"#/run/{report.scenes[0].key}",
+        "entry": f"#/run/{quote(report.scenes[0].key, safe='')}",
         "title": report.title,
         "lead": report.lead,
         "story": [list(part) for part in report.story],

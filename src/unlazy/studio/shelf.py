@@ -88,13 +88,17 @@ class Shelf:
         with self._lock:
             if time.monotonic() - self._walked > 1:
                 there = walk(self.root) if self._only is None else self._only
-                found = {folder.relative_to(self.root).as_posix(): folder for folder in there}
+                found = {self._key(folder): folder for folder in there}
                 if self.playground:
                     played = {folder.relative_to(self.playground): folder for folder in walk(self.playground)}
                     found |= {f"{PLAYGROUND}/{key.as_posix()}": folder for key, folder in played.items()}
                 self._folders = found
                 self._walked = time.monotonic()
             return self._folders
+
+    def _key(self, folder: Path) -> str:
+        """Where a run lies below the root; its name, where it is the root."""
+        return self.root.name if folder == self.root else folder.relative_to(self.root).as_posix()
 
     def folder(self, key: str) -> Path:
         """The folder behind a key; a run that appeared a moment ago counts too."""
