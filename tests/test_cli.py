@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ from unlazy.cli.runs import CELL, cells, find_run
 from unlazy.probes import standard
 from unlazy.studies.halfspace.circle.settings import SCALES
 from unlazy.studies.halfspace.circle.train import Job, jobs
+from unlazy.studio.shelf import Shelf
 
 ROW_KEYS = {
     *("id", "paper", "where", "statement", "paper_value", "study", "scale", "verdict", "value", "unit", "interval"),
@@ -339,6 +341,15 @@ def test_a_folder_in_place_of_a_file_is_damage_like_any_other(two_runs, name):
     assert answer.exit_code == 0
     assert [line for line in answer.stdout.splitlines() if line.endswith(str(two_runs / "slow"))]
     assert answer.stderr.startswith(f"damaged: {two_runs / 'fast' / name} cannot be read")
+
+
+def test_list_and_page_find_the_same_runs(two_runs):
+    """Nothing inside a run is looked at, and nothing hidden."""
+    for inside in ("slow/inner", ".trash/old"):
+        shutil.copytree(two_runs / "fast", two_runs / inside)
+    listed = {row["folder"] for row in json.loads(invoke("runs", "--root", two_runs, "--json").stdout)}
+    assert listed == {str(folder) for folder in Shelf(two_runs).folders().values()}
+    assert {Path(folder).name for folder in listed} == {"slow", "fast"}
 
 
 def test_what_a_run_does_not_tell_of_itself_is_not_missed(two_runs):

@@ -20,7 +20,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +35,7 @@ from safetensors import SafetensorError
 from unlazy.runtime import StoreError, canonical_json, short_hash
 
 FORMAT = 1
+MOST_FOLDERS = 50_000  # that are looked through for runs
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -243,12 +244,33 @@ def _is_locked(path: Path) -> bool:
         os.close(descriptor)
 
 
+def run_folders(root: Path) -> Iterator[Path]:
+    """Every folder below ``root`` that holds a run.json; links are not followed, nothing inside a run is looked at."""
+    waiting, seen = [root], 0
+    while waiting and seen < MOST_FOLDERS:
+        folder = waiting.pop()
+        seen += 1
+        try:
+            with os.scandir(folder) as entries:
+                below: list[Path] = []
+                for entry in entries:
+                    if entry.name == "run.json":
+                        yield folder
+                        below = []
+                        break
+                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                        below.append(Path(entry.path))
+        except OSError:
+            continue
+        waiting += sorted(below, reverse=True)
+
+
 def find_runs(root: str | Path) -> tuple[list[Run], list[StoreError]]:
     """Every run below ``root``, oldest first, and one error for each folder that should be one but cannot be read."""
     runs, broken = [], []
-    for path in sorted(Path(root).rglob("run.json")):
+    for folder in sorted(run_folders(Path(root))):
         try:
-            runs.append(Run(path.parent))
+            runs.append(Run(folder))
         except StoreError as error:
             broken.append(error)
     return sorted(runs, key=lambda run: (str(run.header["provenance"].get("started", "")), str(run.folder))), broken

@@ -7,43 +7,20 @@ that no path is ever built from what somebody typed. Links that leave the root a
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unlazy.runtime import StoreError
-from unlazy.store import Run
+from unlazy.store import Run, run_folders
 from unlazy.studio.openrun import OpenRun, Stamp, check_files, stamp_of
 
 PLAYGROUND = "~play"  # keys of playground runs begin so
-MOST_FOLDERS = 50_000
 KEPT_OPEN = 32
-
-
-def walk(root: Path) -> Iterator[Path]:
-    """Every folder below ``root`` that holds a run.json; links are not followed, nothing inside a run is looked at."""
-    waiting, seen = [root], 0
-    while waiting and seen < MOST_FOLDERS:
-        folder = waiting.pop()
-        seen += 1
-        try:
-            with os.scandir(folder) as entries:
-                below: list[Path] = []
-                for entry in entries:
-                    if entry.name == "run.json":
-                        yield folder
-                        below = []
-                        break
-                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                        below.append(Path(entry.path))
-        except OSError:
-            continue
-        waiting += sorted(below, reverse=True)
 
 
 def newest(path: Path, window: int = 1 << 12) -> tuple[int, dict[str, list[float | None]]]:
@@ -87,10 +64,10 @@ class Shelf:
         """Key and folder of every run there is."""
         with self._lock:
             if time.monotonic() - self._walked > 1:
-                there = walk(self.root) if self._only is None else self._only
+                there = run_folders(self.root) if self._only is None else self._only
                 found = {self._key(folder): folder for folder in there}
                 if self.playground:
-                    played = {folder.relative_to(self.playground): folder for folder in walk(self.playground)}
+                    played = {folder.relative_to(self.playground): folder for folder in run_folders(self.playground)}
                     found |= {f"{PLAYGROUND}/{key.as_posix()}": folder for key, folder in played.items()}
                 self._folders = found
                 self._walked = time.monotonic()
