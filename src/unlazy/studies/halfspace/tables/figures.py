@@ -74,10 +74,8 @@ def kernels(dynamics: Mapping[str, Any]) -> Figure:
                 drawn = {"linestyle": strokes[training], "color": colours[model]}
                 for net in own:
                     values = [np.nan if value is None else value for value in net[f"{kind}_{name}"]]
-                    epochs = net["epochs"][
-                        len(net["epochs"]) - len(values) :
-                    ]  # a velocity belongs to the later of two looks
-                    axis.plot(epochs, values, "o", markersize=2.5, linewidth=1.2, **drawn)
+                    first = len(net["epochs"]) - len(values)  # a velocity belongs to the later of two looks
+                    axis.plot(net["epochs"][first:], values, "o", markersize=2.5, linewidth=1.2, **drawn)
             axis.set(title=title, xscale="symlog", xlabel="epoch" if kind == "tangent" else "", xlim=(0, 1.1 * last))
             shown = [epoch for epoch in EPOCHS if epoch <= last]
             axis.set_xticks(shown, [str(epoch) for epoch in shown])
