@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import platform
 import sys
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,7 @@ def _float32_settings() -> list[tuple[Any, str, Any]]:
 # --- random streams ------------------------------------------------------------------------------
 
 
-def stream(seed: int, *key: str | int) -> torch.Generator:
+def stream(seed: SupportsIndex, *key: str | int) -> torch.Generator:
     """A random generator that belongs to ``(seed, *key)`` and to nothing else.
 
     Streams are keyed instead of shared: the batch order of epoch 7 of seed 3 is always
@@ -130,7 +131,8 @@ def stream(seed: int, *key: str | int) -> torch.Generator:
     """
     import torch
 
-    text = "/".join(str(part) for part in (seed, *key))
+    require(isinstance(seed, SupportsIndex), f"a seed is a whole number, got {seed!r}.")
+    text = "/".join(str(part) for part in (operator.index(seed), *key))
     number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1  # manual_seed takes 63 bits
     return torch.Generator().manual_seed(number)
 

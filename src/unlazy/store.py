@@ -311,6 +311,10 @@ class Writer:
     ) -> None:
         """Append one measurement. Files first, then the line that makes them exist."""
         stem = f"{step:08d}"
+        for quantity in arrays or {}:
+            parts = str(quantity).split("/")
+            if not all(part and part not in (".", "..") for part in parts):
+                raise StoreError(f"{quantity!r} cannot name an array: it would lie outside the run folder.")
         for quantity, value in (arrays or {}).items():
             buffer = io.BytesIO()
             np.save(buffer, value, allow_pickle=False)

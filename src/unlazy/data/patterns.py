@@ -247,9 +247,9 @@ class Estimate:
 
 
 def check_assumptions(
-    indicators: Bool[Tensor, "n D"], y: Float64[Tensor, " labels"], relevant: Int64[Tensor, " k"]
+    indicators: Bool[Tensor, "n D"], y: Float64[Tensor, " labels"], relevant: Int64[Tensor, " k"] | Bool[Tensor, " D"]
 ) -> Mapping[str, Any]:
-    """A0, A1 and A2 measured on a sample, for the given set A.
+    """A0, A1 and A2 measured on a sample, for the given set A: numbers of patterns, or a mask.
 
     ``positive``: Pr[y = +1] (A0). ``gamma``: one estimate per relevant pattern (A1); ``gamma_mean`` of them all.
     ``background``: the rate of the other patterns together. As largest standardised deviations (z): ``gamma_spread`` of one
@@ -261,6 +261,10 @@ def check_assumptions(
     require(n >= 30, f"intervals need at least 30 samples, got {n}.")
     require(len(y) == n, f"{n} rows of indicators but {len(y)} labels.")
     require(bool((y.abs() == 1).all()), "labels are -1 and +1; gamma of other numbers would be another gamma.")
+    if relevant.dtype == torch.bool:
+        require(len(relevant) == size, f"a mask of A has one entry for each of {size} patterns, got {len(relevant)}.")
+        relevant = relevant.nonzero()[:, 0]
+    require(len(set(relevant.tolist())) == len(relevant), f"A holds every pattern once, got {relevant.tolist()}.")
     known = len(relevant) >= 1 and int(relevant.min()) >= 0 and int(relevant.max()) < size
     require(known, f"A holds numbers of patterns from 0 to {size - 1}, at least one; got {relevant.tolist()}.")
     inside = torch.zeros(size, dtype=torch.bool)

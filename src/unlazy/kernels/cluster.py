@@ -6,6 +6,7 @@ nothing but its place; the client lets go of it at once, so that a worker that d
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -113,5 +114,8 @@ def _opened(job: Job, path: str, tile: int, identity: dict[str, Any]) -> tuple[T
         file = GramFile(path)
         same = (file.tile, file.about["job"]) == (tile, identity)
         require(same, f"{path} on this worker is the file of another job: share the folder.")
-        _OPEN[key] = Tiles(job, job.engine(), tile), file
+        own = replace(
+            job, model=copy.deepcopy(job.model)
+        )  # another worker may fetch the job while this one works on it
+        _OPEN[key] = Tiles(own, own.engine(), tile), file
     return _OPEN[key]

@@ -35,6 +35,8 @@ def build_stack(
     beta = None
     if betas is not None:
         require(len(betas) == len(seeds), f"need one beta per seed: {len(seeds)} seeds, {len(betas)} betas.")
+        trained = spec.gate.beta is not None
+        require(trained, "this network's gates have no slope, so members cannot differ in it; leave beta out.")
         for value in betas:
             spec.with_beta(value)  # checks the value
         beta = torch.tensor(betas, dtype=dtype).reshape(-1, 1, 1)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unlazy.models.gates import Gates
 from unlazy.runtime import InputError, require
 
 Pattern = Bool[Tensor, "n units"]
@@ -75,6 +76,10 @@ def cell_floor(
 
 
 def _pattern(gates: Sequence[Tensor]) -> Pattern:
+    if isinstance(gates, Gates):
+        gates = gates.hard()
     if any(layer.ndim != 2 for layer in gates):
         raise InputError("cells are counted for one network at a time: gates must be [n, units] per layer.")
+    if any(bool(((layer != 0) & (layer != 1)).any()) for layer in gates):
+        raise InputError("cells belong to half-spaces: gates must be open or closed; take net.gates(x).hard().")
     return torch.cat([layer.bool() for layer in gates], dim=1)

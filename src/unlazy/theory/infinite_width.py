@@ -73,6 +73,8 @@ def starting_variances(spec: NetSpec, branch: str = "value") -> Variances:
     are approximate, the better the more inputs; the values of a DLGN, which pass through no nonlinearity, are exact.
     """
     require(branch in ("gate", "value"), f"a branch is 'gate' or 'value', got {branch!r}.")
+    if spec.parametrisation == "mup":
+        raise Unsupported("GatedNet", "under mup the output vanishes as the width grows", "Take 'standard' or 'ntk'.")
     if branch == "gate" and spec.gating != "linear":
         raise Unsupported("GatedNet", f"gating={spec.gating!r} has no linear gating branch", "Take branch='value'.")
     layers = spec.depth if branch == "gate" else spec.depth + 1

@@ -43,7 +43,7 @@ class Polyhedron:
 
     def contains(self, x: Float[Tensor, "n d"]) -> Bool[Tensor, " n"]:
         """Which points lie in it, its faces included."""
-        return (x @ self.normals.T + self.offsets >= 0).all(1)
+        return (x.to(self.normals) @ self.normals.T + self.offsets >= 0).all(1)
 
 
 def path_polyhedron(net: GatedNet, path: Sequence[int]) -> Polyhedron:

@@ -42,7 +42,8 @@ def pair_moments(
         rest = math.sqrt(max(second - shared**2 / first, 0.0))
         reach = max(9 * math.sqrt(first) - 1, 0.0)
         means = []
-        for u, cell in ((middles, 1 / CELLS), (1 + reach * middles, reach / CELLS)):
+        top = min(1.0, 9 * math.sqrt(first))  # where a narrow Gaussian has ended
+        for u, cell in ((top * middles, top / CELLS), (1 + reach * middles, reach / CELLS)):
             density = torch.exp(-u.square() / (2 * first)) * (cell / math.sqrt(2 * math.pi * first))
             partner = shared / first * u
             neuron = density * u.clamp(max=1) * smoothed_neuron(partner, rest)

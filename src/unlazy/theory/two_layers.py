@@ -34,7 +34,7 @@ def hinge(output: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Float[Tensor, 
 def decompose_module(
     model: nn.Module,
     x: Float[Tensor, "n *shape"],
-    y: Float[Tensor, " labels"],
+    y: Float[Tensor, " labels"] | Float[Tensor, "labels columns"],
     dictionary: Float[Tensor, "d D"],
     relevant: Bool[Tensor, " D"],
     loss: Loss = hinge,
@@ -59,6 +59,8 @@ def decompose_module(
         silent == 0,
         f"{silent} of {len(outer)} neurons have outer weight 0 and no gradient to decompose; leave them out.",
     )
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    require(y.ndim == 1, f"labels are one number a row, got {tuple(y.shape)}.")
     require(len(x) == len(y), f"{len(x)} inputs but {len(y)} labels.")
     mean = torch.zeros(len(outer), dictionary.shape[1], dtype=torch.float64)
     square = torch.zeros_like(mean)

@@ -59,6 +59,8 @@ def _with_values(net: GatedNet, deviation: float, draws: range, seed: int) -> Ga
 
 def _check(net: GatedNet) -> GatedNet:
     require(net.members is None, "one network at a time; take one with member(stack, index).")
+    standard = net.settings.parametrisation == "standard"
+    require(standard, "the law is that of the standard parametrisation; see in_standard_parametrisation(net).")
     require(
         net.settings.gating == "linear", "only a gating network's gates stay the same when the values are drawn anew."
     )

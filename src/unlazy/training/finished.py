@@ -141,10 +141,13 @@ def features_finished(
 
 
 def finished_at(times: Sequence[float], losses: Values, factor: float, learned: float) -> Values:
-    """Earliest time from which every loss ``[times, members]`` is at most ``max(factor * the last loss, learned)``."""
-    bad = losses > np.maximum(factor * losses[-1], learned)
+    """Earliest time from which every loss ``[times, members]`` is at most ``max(factor * the last loss, learned)``.
+
+    A loss that is not a number is not learned; nan where that is so of the last one.
+    """
+    bad = ~(losses <= np.maximum(factor * losses[-1], learned))
     later_too = np.logical_or.accumulate(bad[::-1], axis=0)  # bad at this time or after it, counted from the end
-    return np.asarray(times, dtype=np.float64)[later_too.sum(0)]
+    return np.append(np.asarray(times, dtype=np.float64), np.nan)[later_too.sum(0)]
 
 
 # --- retraining ----------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ def fit(
             f"measures are a list of Measure(probe, when), got {measure!r}; [] trains without looking, "
             "Measure(unlazy.probes.standard.tangents, Fixed.at((0, 100))) stores two tangent kernels.",
         )
+    _check_shapes(recipe, data, gates)
     folder, data = Path(folder), data.to(getattr(torch, recipe.dtype))
     plain = recipe.to_dict(data, measures)
     if start is not None:
@@ -139,6 +140,19 @@ def fit(
             _train(recipe, data, measures, writer, start, gates, progress or (lambda done, total: None))
             writer.finish()
     return Run(folder)
+
+
+def _check_shapes(recipe: Recipe, data: Dataset, gates: Sequence[Tensor] | None) -> None:
+    """Refuse what would broadcast to another task in silence."""
+    spec, members = recipe.model, len(recipe.members)
+    columns, outputs = data.y.shape[-1], spec.outputs
+    require(columns == outputs, f"the network has {outputs} outputs, but the data {columns} target columns.")
+    own = data.y.ndim < 3 or data.y.shape[0] == members
+    require(own, f"targets of their own for {data.y.shape[0]} members, but there are {members}.")
+    require(recipe.loss != "cross-entropy" or outputs >= 2, "cross-entropy needs at least two outputs.")
+    for gate in gates or ():
+        wanted = (members, len(data), spec.width)
+        require(tuple(gate.shape) == wanted, f"gates must be [members, n, units] = {wanted}, got {tuple(gate.shape)}.")
 
 
 def _train(

@@ -250,6 +250,7 @@ def train_images(
     ``writer``: the run folder in which every look is recorded; network and optimiser are kept there after every ``keep_every``
     epochs and at the end, and a training that was interrupted goes on from the last state kept, to the same numbers.
     """
+    require(teacher is not None or recipe.distil == 0, "distil is a share of what a teacher says: give a teacher.")
     require(teacher is None or recipe.whiten == 0, "a teacher would be shown whitened pictures: distil without whiten.")
     require(keep_every is None or keep_every >= 1, f"keep_every must be at least 1, got {keep_every!r}.")
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
