@@ -257,13 +257,15 @@ def _outputs(model: nn.Module, state: State, x: Inputs) -> Float[Tensor, "n o"]:
 
 def _distance(first: State, last: State) -> float:
     """Between two states; a weight that has several names counts once."""
-    moves: list[tuple[Tensor, Tensor]] = []
-    for name in first:
-        pair = first[name], last[name]
-        known = any(all(map(torch.equal, pair, other)) for other in moves if other[0].shape == pair[0].shape)
-        if pair[0].is_floating_point() and not known:
-            moves.append(pair)
-    return float(sum((after - before).double().square().sum() for before, after in moves) ** 0.5)
+    counted: dict[tuple[torch.Size, float], list[str]] = {}  # names by shape and way gone: few are left to compare
+    total = 0.0
+    for name in [name for name in first if first[name].is_floating_point()]:
+        square = float((last[name] - first[name]).double().square().sum())
+        alike = counted.setdefault((first[name].shape, square), [])
+        if not any(torch.equal(first[name], first[one]) and torch.equal(last[name], last[one]) for one in alike):
+            alike.append(name)
+            total += square
+    return total**0.5
 
 
 def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:

@@ -114,8 +114,6 @@ def _opened(job: Job, path: str, tile: int, identity: dict[str, Any]) -> tuple[T
         file = GramFile(path)
         same = (file.tile, file.about["job"]) == (tile, identity)
         require(same, f"{path} on this worker is the file of another job: share the folder.")
-        own = replace(
-            job, model=copy.deepcopy(job.model)
-        )  # another worker may fetch the job while this one works on it
+        own = replace(job, model=copy.deepcopy(job.model))  # others may fetch the job while this one works on it
         _OPEN[key] = Tiles(own, own.engine(), tile), file
     return _OPEN[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -110,11 +111,9 @@ class TangentKernel:
         for start in range(0, n, self.chunk):
             part = slice(start, min(start + self.chunk, n))
             for number, share in enumerate(self._shares(take(x, part))):
-                explicit = isinstance(share, Windows) and share.rows_are_small()
                 if start == 0:
-                    held.append(_room(share, n, explicit=explicit, whole=part.stop == n))
-                if explicit:
-                    assert isinstance(share, Windows)
+                    held.append(_room(share, n, whole=part.stop == n))
+                if _held_as_rows(share):
                     share.write_rows(held[number].tensors()[0][part])
                 elif share is not held[number]:
                     for room, tensor in zip(held[number].tensors(), share.tensors(), strict=True):
@@ -352,26 +351,29 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def _held_as_rows(share: Share) -> TypeGuard[Windows]:
+    return isinstance(share, Windows) and share.rows_are_small()
+
+
 def as_held(share: Share) -> Share:
     """A share in the form in which it is paired: filters as explicit rows where these are small, grouped ones always."""
-    return Rows(share.rows()) if isinstance(share, Windows) and share.rows_are_small() else share
+    return Rows(share.rows()) if _held_as_rows(share) else share
 
 
 def _held_form(share: Share) -> type[Share]:
-    return Rows if isinstance(share, Windows) and share.rows_are_small() else type(share)
+    return Rows if _held_as_rows(share) else type(share)
 
 
 def _held_bytes(share: Share) -> int:
     """What a share takes in the form in which it is held, without making it."""
-    if isinstance(share, Windows) and share.rows_are_small():
+    if _held_as_rows(share):
         return len(share.inputs[0]) * math.prod(share.row_shape) * share.inputs[0].element_size()
     return _bytes(share.tensors())
 
 
-def _room(share: Share, n: int, *, explicit: bool, whole: bool) -> Share:
+def _room(share: Share, n: int, *, whole: bool) -> Share:
     """Where the features of ``n`` samples go; the share itself where it holds them all."""
-    if explicit:
-        assert isinstance(share, Windows)
+    if _held_as_rows(share):
         return Rows(share.inputs[0].new_empty(n, *share.row_shape))
     if whole:
         return share

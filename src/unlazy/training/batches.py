@@ -17,7 +17,7 @@ from unlazy.runtime import stream
 from unlazy.training.whitening import filtered, whitening_filter
 
 CROP = 4  # pixels a picture may shift by, each way
-WHITENED_BY = 350  # pictures, the first ones, that decide the whitening filter
+WHITENED_BY = 348  # pictures, the first ones, that decide the whitening filter
 
 
 @dataclass(frozen=True)
