@@ -40,7 +40,7 @@ def kernel_distance(kernel: Given, other: Given) -> Tensor:
 
 def relative_change(kernel: Given, start: Given) -> Tensor:
     """‖K - K_0‖ / ‖K_0‖ (Frobenius) after both are trace-normalised."""
-    kernel, start = (trace_normalise(_unit(one)) for one in _kernels(kernel, start))
+    kernel, start = map(trace_normalise, _kernels(kernel, start))
     return torch.linalg.matrix_norm(kernel - start) / torch.linalg.matrix_norm(start)
 
 

@@ -46,17 +46,16 @@ class TangentLook:
 
     def look(self, part: Probe) -> tuple[Float[Tensor, "n n"], Measured]:
         """The kernel, and what comes with it: alignment of every layer and AGOP, or the error of an estimate."""
-        if self.way is None:
-            self.way = self._choose_way(part)
+        try:
+            self.way = self.way or self._choose_way(part)
+            if self.way == "layers":
+                tangents = self.layers(part)
+                return tangents.kernel.double(), self._by_layer(tangents, part)
+        except RulesBroke:
+            self.way, self._method = "whole", "loop"
         if self.way == "sketched":
             found = self._sketched(part.x)
             return found.kernel, {"tangent_error": torch.tensor(found.error, dtype=torch.float64)}
-        if self.way == "layers":
-            try:
-                tangents = self.layers(part)
-                return tangents.kernel.double(), self._by_layer(tangents, part)
-            except RulesBroke:
-                self.way, self._method = "whole", "loop"
         return tangent_kernel(self.model, part.x, parameters=list(self.trained), method=self._method).double(), {}
 
     def layers(self, part: Probe) -> Tangents:
