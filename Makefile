@@ -32,13 +32,14 @@ format: .venv/lint
 
 docs: .venv/docs
 	$(BIN)/python docs/generate.py
-	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build
-	@echo "docs/_build/index.html"
+	$(BIN)/sphinx-build --quiet --fail-on-warning docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 bench: .venv/core .venv/browser
 	$(BIN)/python benchmarks/ensemble.py
 	$(BIN)/python benchmarks/overlap.py
 	$(BIN)/python benchmarks/panels.py
+	$(BIN)/python benchmarks/tangent_operator.py
 	$(BIN)/unlazy bench kernels --out results/bench/kernels.json
 	$(BIN)/python benchmarks/adaptive.py
 	$(BIN)/python benchmarks/scope.py

@@ -25,13 +25,13 @@ from unlazy.data.images import load_images
 from unlazy.models.build import build
 from unlazy.models.spec import Init, relu_spec
 from unlazy.store import write_file
-from unlazy.theory.adaptive import Alternating, solve_structured
+from unlazy.theory.adaptive_solutions import AlternatingSearch, solve_structured
 from unlazy.theory.penalties import Power
 from unlazy.theory.tangent_layers import Layer, tangent_layers
 
 Row = dict[str, Any]
 SQUARE = Power(2)
-CONVERGED = Alternating(rounds=2000, tolerance=1e-10)
+CONVERGED = AlternatingSearch(rounds=2000, tolerance=1e-10)
 SVD = 22  # operations of a thin singular value decomposition over m d min(m, d), by the usual count
 
 
@@ -58,7 +58,7 @@ def operations(layers: Sequence[Layer], n: int, sides: int) -> float:
     return total
 
 
-def row(name: str, n: int, width: int, sides: int, search: Alternating) -> Row:
+def row(name: str, n: int, width: int, sides: int, search: AlternatingSearch) -> Row:
     layers, rest, size = problem(n, width)
     started = time.process_time()
     found = solve_structured(layers, rest, left=SQUARE, right=SQUARE if sides == 2 else None, search=search)
@@ -83,7 +83,7 @@ def row(name: str, n: int, width: int, sides: int, search: Alternating) -> Row:
     }
 
 
-FEW = Alternating(rounds=5, tolerance=0.0)
+FEW = AlternatingSearch(rounds=5, tolerance=0.0)
 ROWS: dict[str, Callable[[], Row]] = {
     "converged-one": partial(row, "converged", 2000, 243, 1, CONVERGED),
     "converged-two": partial(row, "converged", 2000, 243, 2, CONVERGED),

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from unlazy import runtime
-from unlazy.data.synthetic import CIRCLE_PRESETS
+from unlazy.data.circle import CIRCLE_PRESETS
 from unlazy.models.build import build
 from unlazy.models.spec import NetSpec
 from unlazy.store import write_file
-from unlazy.training.ensemble import Member, MemberAdam, stack_of
+from unlazy.training.ensemble import Member, MemberAdam, build_member_stack
 
 SPEC = NetSpec(2, experts="constant", width=16, depth=5)
 DATA = CIRCLE_PRESETS["author"].dataset()
@@ -40,7 +40,7 @@ def alone() -> Callable[[], None]:
 
 def together(size: int) -> Callable[[], None]:
     members = [Member(seed, 3e-3, 4.0) for seed in range(size)]
-    net = stack_of(SPEC, members, torch.float32)
+    net = build_member_stack(SPEC, members, torch.float32)
     adam = MemberAdam(net, [member.lr for member in members])
 
     def step() -> None:

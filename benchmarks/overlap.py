@@ -30,9 +30,9 @@ from unlazy import runtime
 from unlazy.bench.tables import save_row
 from unlazy.bench.timing import best_seconds, gemm_rate
 from unlazy.bench.workloads import convolutional
+from unlazy.kernels.gate_calls import record
 from unlazy.kernels.overlap import overlap_from_gates, overlap_kernel
-from unlazy.kernels.paths import compiled
-from unlazy.kernels.record import record
+from unlazy.kernels.paths import compiled_product
 
 Row = dict[str, Any]
 
@@ -151,7 +151,7 @@ COMPILED: dict[str, Callable[[float], Row]] = {
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """As if numba were not there."""
-    with mock.patch.object(compiled, "compiled", return_value=None):
+    with mock.patch.object(compiled_product, "compile_fill", return_value=None):
         yield
 
 
@@ -163,7 +163,7 @@ def main() -> None:
         return
     with runtime.threads(1):
         provenance = runtime.provenance("float64")
-    installed = compiled.compiled() is not None
+    installed = compiled_product.compile_fill() is not None
     if not installed:
         print("numba: not installed, so no rows of compiled code")
     for entry in sys.argv[1:] or (ROWS | COMPILED if installed else ROWS):

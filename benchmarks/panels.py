@@ -17,9 +17,10 @@ from torch import Tensor
 from unlazy import runtime
 from unlazy.bench.tables import save_row
 from unlazy.kernels import gram as engine
-from unlazy.kernels.engine import TangentKernel
 from unlazy.kernels.gram import Plan
-from unlazy.models.conv import ImageSpec, build_images
+from unlazy.kernels.tangent_engine import TangentKernel
+from unlazy.models.build import build
+from unlazy.models.spec import ImageSpec
 
 SAMPLES, MEMORY = 400, "1GB"
 
@@ -39,7 +40,7 @@ def measured(kernel: TangentKernel, x: Tensor, plan: Plan) -> tuple[float, int, 
 
 def main() -> None:
     """All three in one run, into results/bench/panels.json."""
-    net = build_images(ImageSpec((16, 32, 64), (3, 3, 3)).relu()).eval()
+    net = build(ImageSpec((16, 32, 64), (3, 3, 3)).relu()).eval()
     x = torch.rand(SAMPLES, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with runtime.threads(1):
         provenance = runtime.provenance("float32")
@@ -48,7 +49,7 @@ def main() -> None:
         plans = {
             "all features": engine.plan_gram(kernel, SAMPLES, None, "16GB"),
             "panels": planned,
-            "a row at a time": replace(planned, room=2),
+            "a row at a time": replace(planned, cached_parts=2),
         }
         found = {name: measured(kernel, x, plan) for name, plan in plans.items()}
     exact = found["all features"][-1]
@@ -57,7 +58,7 @@ def main() -> None:
         "n": SAMPLES,
         "memory": MEMORY,
         "tile": planned.tile,
-        "room": planned.room,
+        "room": planned.cached_parts,
         "seconds": {name: round(seconds, 2) for name, (seconds, _, _) in found.items()},
         "tiles_of_features": {name: made for name, (_, made, _) in found.items()},
         "times_faster": round(found["a row at a time"][0] / found["panels"][0], 2),

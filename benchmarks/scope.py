@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unlazy import runtime
-from unlazy.scope.measures import LEAST_ROWS
+from unlazy.scope.measurements import LEAST_ROWS
 from unlazy.scope.scope import Scope
 from unlazy.store import write_file
 

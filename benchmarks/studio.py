@@ -22,7 +22,10 @@ import numpy as np
 
 from unlazy import runtime
 from unlazy.store import Writer, write_file
-from unlazy.studio.browsing import Browser, browsing, serving, settle
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))  # where the page tests keep their browser
+
+from browser import Browser, open_browser, serve_studio, wait_until
 
 STEPS, SIDE, RUNS, LOADS = 60, 500, 1000, 5
 KERNELS = ("overlap", "tangent", "label_kernel")
@@ -67,22 +70,24 @@ def write_list(root: Path) -> None:
 def bench_run(browser: Browser, root: Path) -> dict[str, Any]:
     """Ready, whole and draw."""
     ready = []
-    with serving(root) as home:
+    with serve_studio(root) as home:
         time.sleep(5)  # the server imports what it needs while nobody waits
         for load in range(LOADS):
             start = time.perf_counter()
             page = browser.open(f"{home}#/run/kernels")
             drawn = "argument.every(name => document.querySelector(`[data-map='${name}']`)?.dataset.step === '0')"
-            settle(page, drawn, list(KERNELS), every=5)
+            wait_until(page, drawn, list(KERNELS), every=5)
             ready.append(time.perf_counter() - start)
             if load < LOADS - 1:
                 page.close()
-        settle(page, "!/loading/.test(document.querySelector('[data-testid=status]')?.innerText ?? '')", seconds=120)
+        wait_until(
+            page, "!/loading/.test(document.querySelector('[data-testid=status]')?.innerText ?? '')", seconds=120
+        )
         whole = time.perf_counter() - start
         page.evaluate("window.__unlazy.drawTimes.length = 0")
         for step in range(1, STEPS):
             page.keyboard.press("ArrowRight")
-            settle(
+            wait_until(
                 page, "document.querySelector('[data-map=overlap]').dataset.step === argument", str(step * 10), every=5
             )
         draws = page.evaluate("window.__unlazy.drawTimes")
@@ -103,11 +108,13 @@ def bench_run(browser: Browser, root: Path) -> dict[str, Any]:
 def bench_list(browser: Browser, root: Path) -> dict[str, Any]:
     """A thousand runs: a fresh server that knows none of them, then again."""
     seconds = []
-    with serving(root) as home:
+    with serve_studio(root) as home:
         for _ in range(2):
             page = browser.open(f"{home}#/runs")
-            settle(page, "document.querySelector('[role=table]')?.ariaRowCount === argument", str(RUNS + 1), every=5)
-            shown = settle(page, "document.querySelector('[data-testid=runs-row]') && performance.now()", every=5)
+            wait_until(
+                page, "document.querySelector('[role=table]')?.ariaRowCount === argument", str(RUNS + 1), every=5
+            )
+            shown = wait_until(page, "document.querySelector('[data-testid=runs-row]') && performance.now()", every=5)
             seconds.append(shown / 1000)  # the page's own clock begins with the request
             rows = page.evaluate("document.querySelectorAll('[data-testid=runs-row]').length")
             page.close()
@@ -116,7 +123,7 @@ def bench_list(browser: Browser, root: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Both parts, printed and kept in results/bench/studio.json."""
-    with tempfile.TemporaryDirectory() as folder, browsing() as browser:
+    with tempfile.TemporaryDirectory() as folder, open_browser() as browser:
         kernels, many = Path(folder) / "one", Path(folder) / "many"
         kernels.mkdir()
         many.mkdir()

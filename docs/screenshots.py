@@ -1,4 +1,4 @@
-"""Pictures of every page of the studio for docs/studio.md: ``make screenshots`` runs the demo, then this on its folder."""
+"""Pictures of every page of the studio for its reference page: ``make screenshots`` runs the demo, then this on its folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from unlazy.store import write_file
-from unlazy.studio.browsing import Browser, browsing, serving, settle
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))  # where the page tests keep their browser
+
+from browser import Browser, open_browser, serve_studio, wait_until
 
 IMAGES = Path(__file__).parent / "images"
 DRAWN = "document.querySelector('[data-map^=overlap]')?.dataset.step === argument"
@@ -30,8 +33,8 @@ def take(page: Any, name: str, pause: float = 900) -> None:
 
 def run_page(browser: Browser, address: str, step: int, **options: Any) -> Any:
     page = browser.open(f"{address}?step={step}", **options)
-    settle(page, DRAWN, str(step))
-    settle(page, LOADED, seconds=60)
+    wait_until(page, DRAWN, str(step))
+    wait_until(page, LOADED, seconds=60)
     return page
 
 
@@ -48,24 +51,24 @@ def served(browser: Browser, home: str, runs: Path) -> None:
     main, frozen = keys["author-pwc"].replace("/", "%2F"), keys["author-pwc-frozen"].replace("/", "%2F")
     step = nearest_step(runs, keys["author-pwc"])
     page = browser.open(f"{home}#/runs", height=760)
-    settle(page, "document.querySelectorAll('[data-testid=runs-row]').length > 2")
+    wait_until(page, "document.querySelectorAll('[data-testid=runs-row]').length > 2")
     take(page, "studio-runs")
     take(run_page(browser, f"{home}#/run/{main}", step, height=1640), "studio-run")
     take(run_page(browser, f"{home}#/run/{main}", step, height=1000, color_scheme="dark"), "studio-dark")
     take(run_page(browser, f"{home}#/run/{main}", step, width=390, height=844), "studio-phone")
     page = browser.open(f"{home}#/compare/{main}/{frozen}?step={step}", height=1200)
-    settle(page, DRAWN, str(step))
-    settle(page, LOADED, seconds=60)
+    wait_until(page, DRAWN, str(step))
+    wait_until(page, LOADED, seconds=60)
     take(page, "studio-compare", pause=2500)
     page = browser.open(f"{home}#/run/{main}/halfspace/4/3?step={step}", height=900)
-    settle(page, "document.querySelectorAll('section[data-testid^=panel-]').length > 3", seconds=60)
+    wait_until(page, "document.querySelectorAll('section[data-testid^=panel-]').length > 3", seconds=60)
     take(page, "studio-halfspace", pause=2500)
     page = browser.open(f"{home}#/claims", height=900)
-    settle(page, "document.querySelectorAll('[data-testid=claims-row]').length > 9")
+    wait_until(page, "document.querySelectorAll('[data-testid=claims-row]').length > 9")
     take(page, "studio-claims")
     page = browser.open(f"{home}#/play?model=pwc&data=spiral&width=24&beta=8&learning_rate=0.01", height=1000)
     page.get_by_test_id("play-start").click()
-    settle(page, "document.querySelector('main canvas')", seconds=60)
+    wait_until(page, "document.querySelector('main canvas')", seconds=60)
     page.wait_for_timeout(25_000)
     take(page, "studio-playground")
 
@@ -73,16 +76,16 @@ def served(browser: Browser, home: str, runs: Path) -> None:
 def main() -> None:
     """Into docs/images/, from the folder that ``unlazy demo`` wrote."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "unlazy-demo")
-    with browsing() as browser, serving(folder / "runs") as home:
+    with open_browser() as browser, serve_studio(folder / "runs") as home:
         served(browser, home, folder / "runs")
         page = browser.open((folder / "page.html").resolve().as_uri())
-        settle(page, "window.__unlazy?.ready")
+        wait_until(page, "window.__unlazy?.ready")
         for _ in range(30):
             page.keyboard.press("ArrowRight")
         take(page, "studio-report")
-        strangers = [url for url in browser.strangers(home) if not url.startswith("file:")]
-        if browser.complaints or strangers:
-            sys.exit("\n".join(browser.complaints + strangers))
+        foreign = [url for url in browser.foreign_requests(home) if not url.startswith("file:")]
+        if browser.console_messages or foreign:
+            sys.exit("\n".join(browser.console_messages + foreign))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
 import scope_nets
-import studioruns
-from unlazy.runtime import chromium
-from unlazy.studio.browsing import Browser, browsing, serving
-from unlazy.studio.payload import Payload
-from unlazy.studio.shelf import Shelf
+import studio_runs
+from browser import Browser, open_browser, serve_studio
+from unlazy.runtime import chromium_path
+from unlazy.studio.api import StudioApi
+from unlazy.studio.run_index import RunIndex
 
 # The gate tries the same examples every time: what passes here passes there. `make fuzz` looks for new ones.
 # Neither asks how long an example took: that is the machine's business.
@@ -38,28 +38,28 @@ def mlp() -> tuple[nn.Module, Tensor, Tensor]:
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A folder with a run further down and a smaller one at its top."""
-    studioruns.write_run(tmp_path / "a" / "first")
-    studioruns.write_run(tmp_path / "second", members=3, n=6)
+    studio_runs.write_run(tmp_path / "a" / "first")
+    studio_runs.write_run(tmp_path / "second", members=3, n=6)
     return tmp_path
 
 
 @pytest.fixture
-def payload(store: Path) -> Payload:
+def api(store: Path) -> StudioApi:
     """What the studio says of these runs."""
-    return Payload(Shelf(store))
+    return StudioApi(RunIndex(store))
 
 
 @pytest.fixture(scope="module")
 def home(root: Path) -> Iterator[str]:
     """The address of a studio on the folder that the file's own ``root`` made."""
-    with serving(root) as address:
+    with serve_studio(root) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, its requests and complaints watched; continuous integration installs it and never goes without."""
-    if chromium() is None and not os.environ.get("CI"):
+    """Chromium with lists of its requests and console messages. Continuous integration always installs Chromium."""
+    if chromium_path() is None and not os.environ.get("CI"):
         pytest.skip("there is no Chromium: run `make browser`, or set UNLAZY_CHROMIUM.")
-    with browsing() as opened:
+    with open_browser() as opened:
         yield opened

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from unlazy import plots
-from unlazy.claims.verdict import empty_row
 
 
 def test_the_scorecard_figure_draws_the_verdicts_of_the_parts() -> None:
-    mixed = empty_row("C7") | {
-        "verdict": "partly",
-        "parts": [{"verdict": v} for v in ("holds", "holds", "fails", "censored")],
-    }
-    figure = plots.scorecard([mixed, empty_row("C8")])
+    words = ("holds", "holds", "fails", "censored")
+    mixed = {"id": "C7", "verdict": "2 of 4 parts", "statement": "s", "parts": [{"verdict": word} for word in words]}
+    figure = plots.draw_scorecard([mixed, {"id": "C8", "verdict": "not measured", "statement": "t", "parts": []}])
     axis = figure.axes[0]
     lengths: dict[str, float] = {}
     names = {plots.COLOURS[colour]: verdict for verdict, colour in plots.VERDICT_COLOURS.items()}
@@ -19,5 +16,5 @@ def test_the_scorecard_figure_draws_the_verdicts_of_the_parts() -> None:
         colour = "#" + "".join(f"{round(255 * part):02x}" for part in bar.get_facecolor()[:3])
         if bar.get_facecolor()[3] > 0 and -0.5 < bar.get_y() + bar.get_height() / 2 < 0.5:
             lengths[names[colour]] = bar.get_width()
-    assert lengths == {"holds": 0.5, "partly": 0.0, "fails": 0.25, "censored": 0.25}
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["C7  partly", "C8  not run yet"]
+    assert lengths == {"holds": 0.5, "undecided": 0.25, "fails": 0.25}
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["C7  2 of 4 parts", "C8  not measured"]

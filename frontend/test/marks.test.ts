@@ -3,9 +3,9 @@ import { test } from "node:test";
 import { ALONE, numberingOf, ownNumbers, pageNumbers, SHARED } from "../src/lib/marks.ts";
 
 test("the same samples in the same order have one number", () => {
-  const told = numberingOf({ same: true, order: null, why: "" });
-  assert.deepEqual(told, SHARED);
-  assert.deepEqual(ownNumbers(told, [3, 1]), [3, 1]);
+  const numbering = numberingOf({ same: true, order: null, why: "" });
+  assert.deepEqual(numbering, SHARED);
+  assert.deepEqual(ownNumbers(numbering, [3, 1]), [3, 1]);
 });
 
 test("in another order a mark is the number of its sample in each run, there and back", () => {

@@ -87,7 +87,7 @@ test("a scalar is unknown before its first step and constant between steps", () 
   );
 });
 
-test("a member looked at more often has its own steps", () => {
+test("a member stored more often has its own steps", () => {
   const info = { steps: [0, 9], shape: [3, 2], dtype: "float32", own: { "2": [0, 3, 9] } };
   assert.deepEqual(
     [stepsOf(info, 0), stepsOf(info, 2)],

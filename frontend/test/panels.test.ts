@@ -1,14 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { countTicks, drawAngles, levelOf, pickStrip } from "../src/panels/curves.ts";
-import { fitting, line, niceTicks, range, type Look, type Pen } from "../src/panels/draw.ts";
+import { fitting, line, niceTicks, range, type Theme, type Pen } from "../src/panels/draw.ts";
 import { discsHeight, pickDisc } from "../src/panels/discs.ts";
 import { openShare, pickCircle, unitsOf, unitsOfNeurons } from "../src/panels/halfspaces.ts";
 import { extentOf, gridPixels, pickPlane } from "../src/panels/plane.ts";
 import { packedTable } from "../src/panels/heatmap.ts";
 import { greyTile, tile } from "../src/panels/images.ts";
 import { mapExtent, pickMap } from "../src/panels/map.ts";
-import { angleBetween, extremes, moments, openOn, spreadSteps } from "../src/lib/story.ts";
+import { angleBetween, extremes, moments, openOn, spreadSteps } from "../src/lib/unitHistory.ts";
 
 const near = (a: number, b: number, within = 1e-6): void => assert.ok(Math.abs(a - b) <= within, `${a} is not ${b}`);
 
@@ -197,7 +197,7 @@ test("open on the samples of its side, border included", () => {
   assert.equal(openOn(Float32Array.of(1, 0), -1.5, inputs, [0, 1, 2, 3]), 0.25);
 });
 
-test("a long story is told in few steps, first and last among them", () => {
+test("a long history is shown in few steps, first and last among them", () => {
   const steps = Array.from({ length: 100 }, (_, i) => i * i);
   const kept = spreadSteps(steps, 7);
   assert.deepEqual([kept.length, kept[0], kept.at(-1)], [7, 0, 9801]);
@@ -206,12 +206,12 @@ test("a long story is told in few steps, first and last among them", () => {
 
 test("a number too wide for its axis gets fewer letters, never other digits", () => {
   const pen = { font: "", measureText: (words: string) => ({ width: 6 * words.length }) } as unknown as Pen;
-  const look = { sans: "x" } as Look;
-  assert.deepEqual(fitting(pen, look, 250, "250", 35), { words: "250", size: 11 });
-  assert.deepEqual(fitting(pen, look, 1.5e6, "1,500,000", 35), { words: "1.5e6", size: 11 });
-  assert.equal(fitting(pen, look, 2e11, "2.0e+11", 35).words, "2e11");
-  assert.equal(fitting(pen, look, 1.25e12, "1.3e+12", 35).words, "1.25e12");
-  const { words, size } = fitting(pen, look, -1.5e38, "\u22121.5e+38", 35);
+  const theme = { sans: "x" } as Theme;
+  assert.deepEqual(fitting(pen, theme, 250, "250", 35), { words: "250", size: 11 });
+  assert.deepEqual(fitting(pen, theme, 1.5e6, "1,500,000", 35), { words: "1.5e6", size: 11 });
+  assert.equal(fitting(pen, theme, 2e11, "2.0e+11", 35).words, "2e11");
+  assert.equal(fitting(pen, theme, 1.25e12, "1.3e+12", 35).words, "1.25e12");
+  const { words, size } = fitting(pen, theme, -1.5e38, "\u22121.5e+38", 35);
   assert.equal(words, "\u22121.5e38");
   near(size, (11 * 35) / 42);
 });
@@ -224,14 +224,14 @@ test("a second run is drawn at the angles of its own samples", () => {
     get: (_, name) => (name === "moveTo" || name === "lineTo" ? at : (state[name] ?? ((): object => ({ width: 0 })))),
     set: (_, name, value) => ((state[name] = value), true),
   }) as unknown as Pen;
-  const look = new Proxy({}, { get: (_, name) => `look ${String(name)}` }) as Look;
+  const theme = new Proxy({}, { get: (_, name) => `theme ${String(name)}` }) as Theme;
   const quarter = Math.PI / 2;
   const curves = [
     { values: [1, 2, 3, 4], colour: "first" },
     { values: [1, 2], angles: [quarter, 3 * quarter], colour: "second" },
   ];
   const angles = [0, quarter, 2 * quarter, 3 * quarter];
-  drawAngles(pen, 400, 200, { angles, curves, low: 0, high: 5, marks: [] }, look);
+  drawAngles(pen, 400, 200, { angles, curves, low: 0, high: 5, marks: [] }, theme);
   assert.equal(drawn.first.length, 4);
   assert.deepEqual(drawn.second, [drawn.first[1], drawn.first[3]]);
 });

@@ -90,7 +90,7 @@ test("the page says of a verdict what its file says", () => {
   );
 });
 
-test("of an older verdict only what is sure is said, and the rail follows", () => {
+test("of an older verdict only what is sure is said, and the timeline follows", () => {
   assert.equal(whenText(judged("cannot tell")), "");
   assert.equal(whenText(judged("lazy")), "");
   assert.equal(whenText(judged("mixed")), "It left the lazy regime by step 15.");
@@ -234,7 +234,7 @@ test("a scope's path counts are logarithms, and the page says so or turns them i
   assert.equal(curveOf("gate_flips", run("scope")).title, "Gate flips");
 });
 
-test("a moment is told in epochs where their length is known", () => {
+test("a step is named in epochs where their length is known", () => {
   assert.equal(momentWords(42, 16), "epoch 2.63");
   assert.equal(momentWords(448, 16), "epoch 28");
   assert.equal(momentWords(34, null), "step 34");

@@ -82,9 +82,9 @@ test("numbers as people read them", () => {
 });
 
 test("keys are quoted as the addresses of a report are", () => {
-  // tests/test_studio_report.py holds address() of unlazy.studio.answers to the same
+  // tests/studio/test_studio_report.py holds address() of unlazy.studio.answers to the same
   assert.equal(paths.run("deep/my run (1)"), "/api/run/deep/my%20run%20(1)");
   assert.equal(paths.run("50% of what?#1"), "/api/run/50%25%20of%20what%3F%231");
-  assert.equal(paths.matched("a b/c", "d e/f'&"), "/api/matched/a%20b/c?other=d%20e%2Ff'%26");
+  assert.equal(paths.sampleMatch("a b/c", "d e/f'&"), "/api/sample-match/a%20b/c?other=d%20e%2Ff'%26");
   assert.equal(paths.array("ä~!*", "tangent", 4, 0), "/api/array/%C3%A4~!*/tangent/4?member=0");
 });

@@ -1,4 +1,4 @@
-"""Drawing: the few shapes our figures are made of, in one quiet style. Uses matplotlib's Figure, never pyplot."""
+"""Drawing functions that all figures share: bands, heat maps of kernels, half-planes, legends. Uses no pyplot."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from unlazy.store import write_file
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
 # Okabe and Ito's palette: distinct under the common kinds of colour blindness
 COLOURS = {
@@ -43,7 +43,7 @@ STYLE: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Our style, for everything drawn inside the block."""
+    """Use the package's matplotlib style inside the block."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -53,9 +53,9 @@ def style() -> Iterator[None]:
 def grid(
     rows: int, columns: int, size: tuple[float, float], *, by_hand: bool = False, **options: Any
 ) -> tuple[Figure, NDArray[Any]]:
-    """A figure and its axes ``[rows, columns]``; ``size`` is one panel's, in inches.
+    """A new figure and its axes ``[rows, columns]``; ``size``: width and height of one panel in inches.
 
-    ``by_hand``: no automatic layout (it leaves polar axes too little room).
+    ``by_hand``: no automatic layout, which leaves polar axes too little room.
     """
     from matplotlib.figure import Figure
 
@@ -63,8 +63,8 @@ def grid(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def save(figure: Figure, stem: Path) -> None:
-    """Write ``stem.png`` and ``stem.pdf``, both reproducible byte for byte."""
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write ``stem.png`` and ``stem.pdf``, equal figures give equal bytes."""
     with style():
         png, pdf = io.BytesIO(), io.BytesIO()
         figure.savefig(png, format="png", metadata={"Software": None})
@@ -73,8 +73,8 @@ def save(figure: Figure, stem: Path) -> None:
     write_file(stem.with_suffix(".pdf"), pdf.getvalue())
 
 
-def band(axes: Axes, x: ArrayLike, values: NDArray[Any], label: str, colour: str, **line: Any) -> None:
-    """Median over members (columns of ``values [T, S]``) with the middle half of them as a band."""
+def draw_band(axes: Axes, x: ArrayLike, values: NDArray[Any], label: str, colour: str, **line: Any) -> None:
+    """Draw the median over members (columns of ``values [T, S]``) as a line, and their middle half as a band."""
     finite = np.where(np.isfinite(values), values, np.nan)
     low, middle, high = np.nanquantile(finite, [0.25, 0.5, 0.75], axis=1)
     axes.plot(x, middle, label=label, color=COLOURS[colour], **line)
@@ -82,12 +82,21 @@ def band(axes: Axes, x: ArrayLike, values: NDArray[Any], label: str, colour: str
 
 
 def legend_below(axes: Axes, columns: int = 2) -> None:
-    """A legend that covers nothing: under the axis label."""
+    """Put the legend of one axis below its label, where it covers nothing."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns)
 
 
-def kernel(axes: Axes, values: NDArray[Any], top: float, colours: str = "cividis") -> Any:
-    """A kernel of points in order of angle as a heat map; the easy half comes first."""
+def shared_legend(figure: Figure, columns: int) -> None:
+    """Put one legend below all panels, with every label once."""
+    drawn: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        drawn |= dict(zip(labels, handles, strict=True))
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns)
+
+
+def draw_heat_map(axes: Axes, values: NDArray[Any], top: float, colours: str = "cividis") -> Any:
+    """Draw a kernel of the circle data as a heat map: samples by angle, so that the top half comes first."""
     image = axes.imshow(values, vmin=0, vmax=top, cmap=colours, interpolation="nearest")
     half = values.shape[0] / 2 - 0.5
     axes.axhline(half, color="white", linewidth=0.5, alpha=0.6)
@@ -98,8 +107,8 @@ def kernel(axes: Axes, values: NDArray[Any], top: float, colours: str = "cividis
     return image
 
 
-def half_planes(axes: Axes, normals: NDArray[Any], offsets: NDArray[Any], colour: str = "blue") -> None:
-    """A table of unit discs, one row a layer and one column a unit, filled where normal . x + offset >= 0."""
+def draw_half_planes(axes: Axes, normals: NDArray[Any], offsets: NDArray[Any], colour: str = "blue") -> None:
+    """Draw one disc per unit, one row per layer, filled where normal . x + offset >= 0."""
     from matplotlib.collections import PolyCollection
 
     layers, units = offsets.shape
@@ -123,10 +132,10 @@ def _clipped_disc(normal: NDArray[np.float64], offset: float, corners: int = 91)
     length = float(np.hypot(*normal))
     if length == 0:
         return _arc(0, np.pi, corners) if offset >= 0 else np.empty((0, 2))
-    reach = np.clip(-offset / length, -1, 1)  # cosine of half the opening angle
-    if reach >= 1:
+    cosine = np.clip(-offset / length, -1, 1)  # cosine of half the opening angle
+    if cosine >= 1:
         return np.empty((0, 2))
-    return _arc(float(np.arctan2(normal[1], normal[0])), float(np.arccos(reach)), corners)
+    return _arc(float(np.arctan2(normal[1], normal[0])), float(np.arccos(cosine)), corners)
 
 
 def _arc(centre: float, half_width: float, corners: int) -> NDArray[np.float64]:
@@ -134,18 +143,19 @@ def _arc(centre: float, half_width: float, corners: int) -> NDArray[np.float64]:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-VERDICT_COLOURS = {"holds": "green", "partly": "orange", "fails": "red", "censored": "grey"}
+VERDICT_COLOURS = {"holds": "green", "undecided": "grey", "fails": "red"}
 
 
-def scorecard(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Every claim at a glance: a bar of its parts by verdict, and the statement; an empty bar was not run."""
+def draw_scorecard(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """A figure with one bar per claim, which shows the verdicts of its parts, and its statement."""
     with style():
         figure, axes = grid(1, 1, (11, 0.24 * len(rows) + 0.8))
         axis = axes[0, 0]
         for place, row in enumerate(rows):
             start = 0.0
+            verdicts = [part["verdict"] if part["verdict"] in VERDICT_COLOURS else "undecided" for part in row["parts"]]
             for verdict, colour in VERDICT_COLOURS.items():
-                share = sum(part["verdict"] == verdict for part in row["parts"]) / max(1, len(row["parts"]))
+                share = verdicts.count(verdict) / max(1, len(verdicts))
                 axis.barh(place, share, left=start, height=0.72, color=COLOURS[colour])
                 start += share
             axis.barh(place, 1, height=0.72, facecolor="none", edgecolor=COLOURS["grey"], linewidth=0.6)
@@ -161,7 +171,7 @@ def scorecard(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for side in axis.spines.values():
             side.set_visible(False)
         handles = [axis.barh(-9, 0, color=COLOURS[colour], label=name) for name, colour in VERDICT_COLOURS.items()]
-        handles[-1].set_label("too short to tell")
+        handles[1].set_label("are undecided")
         axis.legend(
             handles=handles,
             ncols=4,

@@ -1,7 +1,6 @@
-"""What everything else stands on: errors that teach, seed streams, the environment, provenance.
+"""Errors, environment variables, random streams, hashes and provenance, for the whole package.
 
-This is the only module that reads environment variables. It imports torch only inside the functions
-that need it, so the command line stays quick.
+Only this module reads environment variables. It imports torch inside functions, so that the command line starts fast.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __version__ = "0.1.0"
 
 
 class UnlazyError(Exception):
-    """Base of every error this package raises on purpose: one sentence, with the nearest fix."""
+    """Base of every error that this package raises on purpose; the message says what to do."""
 
 
 class InputError(UnlazyError, ValueError):
@@ -45,7 +44,7 @@ class Unsupported(UnlazyError):  # noqa: N818
         self.module, self.why, self.remedy = module, why, remedy
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
-        return type(self), (self.module, self.why, self.remedy)  # so that it crosses process borders
+        return type(self), (self.module, self.why, self.remedy)  # so that it can be pickled
 
 
 def require(condition: bool, message: str) -> None:
@@ -58,19 +57,19 @@ def require(condition: bool, message: str) -> None:
 
 
 def runs_folder() -> Path:
-    """Where runs are kept: ``UNLAZY_RUNS``, else ``runs`` in the current folder."""
+    """The folder of runs: ``UNLAZY_RUNS``, else ``runs`` in the current folder."""
     return Path(os.environ.get("UNLAZY_RUNS", "runs"))
 
 
 def data_folder() -> Path:
-    """Where data sets are kept: ``UNLAZY_DATA``, else ``unlazy`` in the user's cache folder."""
+    """The folder of data sets: ``UNLAZY_DATA``, else ``unlazy`` in the user's cache folder."""
     asked = os.environ.get("UNLAZY_DATA")
     cache = os.environ.get("XDG_CACHE_HOME")
     return Path(asked) if asked else (Path(cache) if cache else Path.home() / ".cache") / "unlazy"
 
 
-def chromium() -> str | None:
-    """The browser of the page tests: ``UNLAZY_CHROMIUM``, else Debian's Chromium, else ``None``."""
+def chromium_path() -> str | None:
+    """Path of the browser for the page tests: ``UNLAZY_CHROMIUM``, else Debian's Chromium, else ``None``."""
     asked = os.environ.get("UNLAZY_CHROMIUM")
     candidates = [asked] if asked else ["/usr/bin/chromium", "/usr/bin/chromium-browser"]
     return next((path for path in candidates if Path(path).exists()), None)
@@ -78,7 +77,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run a block with ``count`` torch threads: results are bit-identical only at equal thread counts."""
+    """Run a block with ``count`` torch threads; results have equal bits only at equal thread counts."""
     import torch
 
     before = torch.get_num_threads()
@@ -91,7 +90,7 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Products of float32 numbers without the rounding to 10 bits that GPUs use by default in convolutions."""
+    """Run a block in which GPUs multiply float32 numbers without rounding them to 10 bits (no TF32)."""
     before = _float32_settings()
     for part, name, _ in before:
         setattr(part, name, False if name == "allow_tf32" else "ieee")
@@ -103,10 +102,10 @@ def exact_float32() -> Iterator[None]:
 
 
 def _float32_settings() -> list[tuple[Any, str, Any]]:
-    """How GPUs multiply float32 numbers: part of torch, name, value.
+    """The present settings for float32 products on GPUs, as (part of torch, attribute, value).
 
-    Under the old names, which torch's own code still reads, and the new ones, which tell more. The old ones cannot be read where
-    somebody chose by new ones; torch before 2.9 has no new ones.
+    torch has old attributes (``allow_tf32``), which its own code still reads, and since 2.9 new ones (``fp32_precision``). The
+    old ones raise an error when the new ones were set.
     """
     from torch import backends
 
@@ -124,10 +123,10 @@ def _float32_settings() -> list[tuple[Any, str, Any]]:
 
 
 def stream(seed: SupportsIndex, *key: str | int) -> torch.Generator:
-    """A random generator that belongs to ``(seed, *key)`` and to nothing else.
+    """A random generator that depends on ``(seed, *key)`` alone.
 
-    Streams are keyed instead of shared: the batch order of epoch 7 of seed 3 is always
-    ``stream(3, "order", 7)``, whoever asks, in whatever company, before or after an interruption.
+    The batch order of epoch 7 of seed 3 is always ``stream(3, "order", 7)``: whatever was drawn before, also after an
+    interruption, and whichever other members train beside it.
     """
     import torch
 
@@ -141,7 +140,7 @@ def stream(seed: SupportsIndex, *key: str | int) -> torch.Generator:
 
 
 def canonical_json(value: Any) -> str:
-    """One text per value: sorted keys, no spaces, no NaN."""
+    """JSON with sorted keys and no spaces, so that equal values give equal texts; raises for NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -152,7 +151,7 @@ def short_hash(value: Any) -> str:
 
 @cache
 def code_sha256() -> str:
-    """SHA-256 over the package's own source files, names and contents."""
+    """SHA-256 of the names and contents of the package's source files."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -161,7 +160,7 @@ def code_sha256() -> str:
 
 
 def provenance(dtype: str, device: str = "cpu") -> dict[str, Any]:
-    """What made a result: versions, code, machine kind, threads, precision, start."""
+    """What produced a result: versions, code hash, platform, device, threads, precision and start time."""
     import torch
 
     return {

@@ -1,4 +1,4 @@
-"""Runs on disk: plain files that survive being killed at any moment, and need no server to be read.
+"""Runs on disk: plain files that stay readable when the writer is killed at any moment.
 
 A run folder holds one training, possibly a stack of members::
 
@@ -9,8 +9,8 @@ A run folder holds one training, possibly a stack of members::
     arrays/QUANTITY/STEP8.npy       first axis = member; written once
     checkpoints/STEP8.safetensors   model/NAME, optim/NAME/SLOT, random/STREAM
 
-An array or a checkpoint exists for readers only once a metrics line names it, and a last line without
-its newline does not count. Nothing is ever pickled. The store knows no model: it keeps specs and files.
+Readers ignore an array or a checkpoint until a metrics line names it, and a last line without its newline.
+Nothing is pickled. The store knows no model: it keeps specs and files.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from safetensors import SafetensorError
 from unlazy.runtime import StoreError, canonical_json, short_hash
 
 FORMAT = 1
-MOST_FOLDERS = 50_000  # that are looked through for runs
+MOST_FOLDERS = 50_000  # searched for runs
 Tensors = Mapping[str, NDArray[Any]]
 
 
 # --- bytes ---------------------------------------------------------------------------------------
 
 
-def _put(descriptor: int, data: bytes) -> None:
-    """Every byte of the store passes this line; the tests pull the plug and fill the disk here."""
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``. Every write of the store goes through here; tests replace it to simulate crashes and full disks."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: temporary file beside it, flushed to disk, then renamed."""
+    """Write a file atomically: a temporary file in the same folder, flushed to disk, then renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            _put(descriptor, data)
+            _write_all(descriptor, data)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -70,16 +70,17 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def _append_line(path: Path, line: str, *, durable: bool) -> None:
+    """Append a line; if that fails, the file ends with its last complete line again. ``durable``: flush to disk."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             length = os.fstat(descriptor).st_size
             try:
-                _put(descriptor, line.encode() + b"\n")
+                _write_all(descriptor, line.encode() + b"\n")
                 if durable:
                     os.fsync(descriptor)
             except OSError:
-                os.ftruncate(descriptor, length)  # shrinking needs no space: the file ends on a whole line again
+                os.ftruncate(descriptor, length)  # shrinking needs no space
                 raise
         finally:
             os.close(descriptor)
@@ -119,7 +120,7 @@ class Line:
 
 
 class Run:
-    """A run folder, read-only. Opening it checks that it is one."""
+    """Reads a run folder; raises ``StoreError`` if the folder is no run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -134,14 +135,16 @@ class Run:
 
     @property
     def id(self) -> str:
+        """12 hex digits of the hash of the recipe."""
         return str(self.header["id"])
 
     @property
     def members(self) -> list[dict[str, Any]]:
+        """Settings of every member, such as ``{seed, lr, beta}``."""
         return list(self.header["members"])
 
     def status(self) -> dict[str, Any]:
-        """``{state, step, error}``; a run that says running while nobody holds its lock is ``interrupted``."""
+        """``{state, step, error}``; a running run whose lock is free (its writer died) is ``interrupted``."""
         path = self.folder / "status.json"
         status: dict[str, Any] = _read_json(path) if path.exists() else {"state": "running", "step": 0, "error": None}
         whole = isinstance(status, dict) and status.keys() == {"state", "step", "error"}
@@ -153,7 +156,7 @@ class Run:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All complete measurements, in order of writing. Read once; open the run again to see more."""
+        """All complete measurements, in the order of writing. Read once; open the run again for newer ones."""
         return read_lines(self.folder / "metrics.jsonl")
 
     def scalars(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -192,10 +195,10 @@ class Run:
 
     def checkpoint(self, step: int) -> dict[str, NDArray[Any]]:
         """The tensors of the checkpoint at ``step``."""
-        kept = {line.step: line for line in self.lines if line.checkpoint is not None}
-        if step not in kept:
-            raise StoreError(f"{self.folder} has no checkpoint at step {step}; steps: {sorted(kept)}.")
-        return self._load_checkpoint(kept[step])
+        checkpoints = {line.step: line for line in self.lines if line.checkpoint is not None}
+        if step not in checkpoints:
+            raise StoreError(f"{self.folder} has no checkpoint at step {step}; steps: {sorted(checkpoints)}.")
+        return self._load_checkpoint(checkpoints[step])
 
     def _load_checkpoint(self, line: Line) -> dict[str, NDArray[Any]]:
         path = self.folder / "checkpoints" / f"{line.checkpoint}.safetensors"
@@ -208,7 +211,7 @@ class Run:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Parse ``metrics.jsonl``; a last line without its newline was never finished and is ignored."""
+    """Parse ``metrics.jsonl``; ignores a last line without its newline, which is incomplete."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -231,6 +234,7 @@ def _last_checkpoint_line(lines: list[Line]) -> Line | None:
 
 
 def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -245,7 +249,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def run_folders(root: Path) -> Iterator[Path]:
-    """Every folder below ``root`` that holds a run.json; links are not followed, nothing inside a run is looked at."""
+    """Yield every folder below ``root`` that has a run.json; does not follow links or search inside runs."""
     waiting, seen = [root], 0
     while waiting and seen < MOST_FOLDERS:
         folder = waiting.pop()
@@ -266,7 +270,7 @@ def run_folders(root: Path) -> Iterator[Path]:
 
 
 def find_runs(root: str | Path) -> tuple[list[Run], list[StoreError]]:
-    """Every run below ``root``, oldest first, and one error for each folder that should be one but cannot be read."""
+    """Every run below ``root``, oldest first, and an error for every run folder that cannot be read."""
     runs, broken = [], []
     for folder in sorted(run_folders(Path(root))):
         try:
@@ -280,10 +284,10 @@ def find_runs(root: str | Path) -> tuple[list[Run], list[StoreError]]:
 
 
 class Writer:
-    """The one writer of a run folder: takes the lock, resumes what is there, appends measurements.
+    """Writes a run folder: takes its lock, resumes from its last checkpoint, appends measurements.
 
-    Use as a context manager. Leaving it after an error marks the run failed (it can still be resumed);
-    leaving it normally changes nothing: call ``finish()`` when the work is done.
+    Use it as a context manager. An error inside marks the run as failed; it can still be resumed. Call ``finish()`` when the
+    training is done: leaving the context does not do it. ``resumed``: step and tensors of the checkpoint, or ``None``.
     """
 
     def __init__(self, folder: str | Path, header: Mapping[str, Any]) -> None:
@@ -309,7 +313,7 @@ class Writer:
         arrays: Tensors | None = None,
         checkpoint: Tensors | None = None,
     ) -> None:
-        """Append one measurement. Files first, then the line that makes them exist."""
+        """Append one measurement: first its files, then the line that names them."""
         stem = f"{step:08d}"
         for quantity in arrays or {}:
             parts = str(quantity).split("/")
@@ -325,12 +329,12 @@ class Writer:
         line = {
             "step": step,
             "time": round(time.time(), 3),
-            "scalars": {name: _plain(value) for name, value in scalars.items()},
+            "scalars": {name: _json_numbers(value) for name, value in scalars.items()},
             "arrays": {quantity: f"{quantity}/{stem}" for quantity in arrays or {}},
             "checkpoint": None if checkpoint is None else stem,
         }
         _append_line(self.folder / "metrics.jsonl", canonical_json(line), durable=checkpoint is not None)
-        self._step = step
+        self._step = max(self._step, step)
         if checkpoint is not None:
             self._set_status("running")
 
@@ -346,7 +350,7 @@ class Writer:
             if error is not None:
                 self._set_status("failed", f"{type(error).__name__}: {error}")
         except StoreError:
-            pass  # the first error is the one to tell
+            pass  # the first error is the one to report
         finally:
             os.close(self._lock)
 
@@ -355,7 +359,7 @@ class Writer:
 
     def _take_lock(self) -> None:
         try:
-            self._refuse_strangers()
+            self._refuse_foreign_folder()
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -370,15 +374,15 @@ class Writer:
                     raise StoreError(
                         f"{self.folder} is being written by another process. Wait for it, or choose another folder."
                     ) from None
-                time.sleep(pause)  # a reader that asks for the state holds the lock for an instant
+                time.sleep(pause)  # a reader that asks for the state holds the lock for a moment
 
     def _start(self, header: Mapping[str, Any]) -> None:
         for temporary in self.folder.glob(".run.json.*.tmp"):
             temporary.unlink()
         write_file(self.folder / "run.json", _json_bytes(header))
 
-    def _refuse_strangers(self) -> None:
-        """A folder that holds anything but the beginnings of a run is somebody else's: touch nothing."""
+    def _refuse_foreign_folder(self) -> None:
+        """Raise ``StoreError`` if the folder holds anything but a run or the beginning of one."""
         if not self.folder.is_dir():
             return
         if (self.folder / "run.json").exists():
@@ -391,24 +395,24 @@ class Writer:
                 )
 
     def _resume(self, wanted: str) -> tuple[int, dict[str, NDArray[Any]]] | None:
-        """Go back to the last checkpoint: what came later is measured again, to the same bits."""
+        """Truncate the run to its last checkpoint; later measurements are taken again. Returns step and tensors."""
         run = Run(self.folder)
         if run.id != wanted:
             raise StoreError(f"{self.folder} holds run {run.id}, not {wanted}: other settings. Choose another folder.")
         if run.status()["state"] == "finished":
             raise StoreError(f"{self.folder} is finished. Read it with Run, or choose another folder for a new run.")
         last = _last_checkpoint_line(run.lines)
-        kept = run.lines[: run.lines.index(last) + 1] if last else []
+        lines = run.lines[: run.lines.index(last) + 1] if last else []
         tensors = run._load_checkpoint(last) if last else {}
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             os.truncate(metrics, last.end if last else 0)
-        named = {self.folder / "arrays" / f"{name}.npy" for line in kept for name in line.arrays.values()}
-        named |= {self.folder / "checkpoints" / f"{line.checkpoint}.safetensors" for line in kept if line.checkpoint}
-        self._sweep(named)
+        named = {self.folder / "arrays" / f"{name}.npy" for line in lines for name in line.arrays.values()}
+        named |= {self.folder / "checkpoints" / f"{line.checkpoint}.safetensors" for line in lines if line.checkpoint}
+        self._delete_unnamed_files(named)
         return (last.step, tensors) if last else None
 
-    def _sweep(self, named: set[Path]) -> None:
+    def _delete_unnamed_files(self, named: set[Path]) -> None:
         """Delete unfinished files, and arrays and checkpoints that no line names."""
         for temporary in self.folder.rglob(".*.tmp"):
             temporary.unlink()
@@ -418,6 +422,6 @@ class Writer:
                     path.unlink()
 
 
-def _plain(value: NDArray[Any]) -> list[float | None]:
-    """Per-member numbers as JSON: shortest digits that give the same bits back, ``null`` for not-a-number."""
+def _json_numbers(value: NDArray[Any]) -> list[float | None]:
+    """Numbers per member for JSON: the shortest digits that give the same bits, ``None`` for NaN and infinity."""
     return [float(str(number)) if np.isfinite(number) else None for number in np.atleast_1d(np.asarray(value))]

@@ -10,10 +10,10 @@ export interface Definition {
 }
 
 export const DEFINITIONS: Record<string, Definition> = {
-  loss: { title: "Loss", text: "What training makes small, overall and per group." },
+  loss: { title: "Loss", text: "The quantity that training minimises, overall and per group." },
   overlap: {
     title: "Overlap kernel",
-    text: "How many paths are active at both samples.",
+    text: "How many paths are active on both samples.",
     equation: "\u039b(x, x\u2032) = \u220f\u2097 \u27e8g\u2097(x), g\u2097(x\u2032)\u27e9",
   },
   tangent: {
@@ -28,7 +28,7 @@ export const DEFINITIONS: Record<string, Definition> = {
   },
   alignment: {
     title: "Alignment",
-    text: "How far the kernel looks like the targets\u2019 own, centred.",
+    text: "Cosine between the kernel and the kernel of the targets, both centred.",
     equation: "A = \u27e8HKH, yy\u1d40\u27e9 / (\u2016HKH\u2016 \u2016yy\u1d40\u2016)",
   },
   halfspaces: {
@@ -39,10 +39,10 @@ export const DEFINITIONS: Record<string, Definition> = {
   units: { title: "All units", text: "One row per layer, one disc per unit, filled where its gate is open." },
   neurons: {
     title: "Neurons",
-    text: "Directions as a map: near means alike. Aligned from step to step.",
+    text: "Weight directions as points: near points have similar directions. Each step is aligned with the one before.",
     equation: "d(u, v) = 1 \u2212 \u27e8u, v\u27e9 / (\u2016u\u2016 \u2016v\u2016)",
   },
-  output: { title: "Target and output", text: "What the network says, beside what it should say." },
+  output: { title: "Target and output", text: "The output of the network and its target." },
   paths: {
     title: "Active paths",
     text: "Paths from input to output with all gates open.",
@@ -54,11 +54,11 @@ export const DEFINITIONS: Record<string, Definition> = {
   },
   linear: {
     title: "Linearised network",
-    text: "What the network\u2019s tangent at the start says of each sample, at the parameters of now.",
+    text: "Output of the network linearised at its start, for each sample, at the present parameters.",
   },
   agop_correlation: {
     title: "Weights and gradients",
-    text: "How far W\u1d40W of a layer looks like the average outer product of the gradients by its inputs (AGOP).",
+    text: "Correlation between W\u1d40W of a layer and the average outer product of the gradients by its inputs (AGOP).",
   },
   plane: {
     title: "Output over the plane",
@@ -66,15 +66,15 @@ export const DEFINITIONS: Record<string, Definition> = {
   },
 };
 
-/** Curves that are something else than the panel of their name. */
+/** Curves that differ from the panel of the same name. */
 const CURVES: Record<string, Definition> = {
   alignment: {
     title: "Alignment by group",
-    text: "How far the tangent kernel tells each group from the rest, centred.",
+    text: "How well the tangent kernel separates each group from the rest: centred alignment.",
   },
   "alignment@": {
     title: "Alignment by layer",
-    text: "How far each layer\u2019s share of the tangent kernel looks like the targets\u2019 own, centred.",
+    text: "Centred alignment of each layer\u2019s share of the tangent kernel with the targets.",
   },
 };
 
@@ -84,7 +84,7 @@ export const titleOf = (name: string): string => definitionOf(name).title.replac
 export const definitionOf = (name: string): Definition =>
   DEFINITIONS[name] ?? { title: name.replace(/_/g, " "), text: "As the run stored it." };
 
-/** What a curve is, with the words of its run: a scope's path counts are means of logarithms. */
+/** Title and text of a curve; path counts of a scope are means of logarithms. */
 export function curveOf(name: string, run: RunInfo): Definition {
   if (keepsLogs(run, name))
     return { title: `${titleOf(name)}, log`, text: "Mean over the samples of ln(1 + active paths)." };

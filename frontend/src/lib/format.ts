@@ -8,7 +8,7 @@ export function short(value: number | null | undefined, digits = 3): string {
   if (value === null || value === undefined || Number.isNaN(value)) return DASH;
   if (!Number.isFinite(value)) return value > 0 ? "\u221e" : "\u2212\u221e";
   const size = Math.abs(value);
-  if (size < 1e-12) return "0"; // nothing we measure is so small: it is rounding
+  if (size < 1e-12) return "0"; // rounding error: no measure is so small
   if (size >= 1e7 || (size > 0 && size < 1e-4)) return minus(value.toExponential(Math.max(digits - 2, 0)));
   if (size >= 1000) return minus(Math.round(value).toLocaleString("en"));
   return minus(String(Number(value.toPrecision(digits))));
@@ -55,17 +55,18 @@ export function stepName(step: number): string {
 /** 0.995 is 99.5 %; only all is 100 %, only nothing is 0 %. */
 export function percent(part: number): string {
   const rounded = (places: number): number => Number((100 * part).toFixed(places));
-  const told = (places: number): boolean => (rounded(places) < 100 || part >= 1) && (rounded(places) > 0 || part <= 0);
+  const isExact = (places: number): boolean =>
+    (rounded(places) < 100 || part >= 1) && (rounded(places) > 0 || part <= 0);
   for (const places of [0, 1, 2, 3]) {
     const close = places > 0 || (part > 0.01 && part < 0.99) || part <= 0 || part >= 1;
-    if (close && told(places)) return minus(`${rounded(places)} %`);
+    if (close && isExact(places)) return minus(`${rounded(places)} %`);
   }
   return part > 0.5 ? "> 99.999 %" : "< 0.001 %";
 }
 export const degrees = (angle: number): string => `${Math.round((angle * 180) / Math.PI)}\u00b0`;
 /** A group named by a bare number is a class. */
 export const groupName = (name: string): string => (/^\d+$/.test(name) ? `class ${name}` : words(name));
-/** A step as the rail writes it: in epochs where their length is known. */
+/** A step as the timeline writes it: in epochs where their length is known. */
 export const momentName = (step: number, perEpoch: number | null | undefined): string =>
   perEpoch ? String(Number((step / perEpoch).toFixed(step / perEpoch < 10 ? 2 : 0))) : stepName(step);
 

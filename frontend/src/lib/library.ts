@@ -2,7 +2,17 @@
 
 import { Cache } from "./cache.ts";
 import { fromBase64, type Answer, type Source } from "./source.ts";
-import type { Alike, Block, ClaimRow, Embedding, Levels, Matched, RunInfo, RunList, Spectrum } from "./types.ts";
+import type {
+  KernelSamples,
+  Block,
+  ClaimRow,
+  Embedding,
+  Levels,
+  SampleMatch,
+  RunInfo,
+  RunList,
+  Spectrum,
+} from "./types.ts";
 
 declare global {
   var unlazyEarly: Promise<Response> | null | undefined;
@@ -37,9 +47,10 @@ export const paths = {
     `/api/figure/${at(key)}/${encodeURIComponent(panel)}.${ending}?member=${member}&step=${step}${also(more)}`,
   code: (key: string, panel: string, step: number, member: number, more: More = {}): string =>
     `/api/code/${at(key)}/${encodeURIComponent(panel)}?member=${member}&step=${step}${also(more)}`,
-  matched: (key: string, other: string): string => `/api/matched/${at(key)}?other=${encodeURIComponent(other)}`,
-  alike: (key: string, quantity: string, other: string): string =>
-    `/api/alike/${at(key)}/${at(quantity)}?other=${encodeURIComponent(other)}`,
+  sampleMatch: (key: string, other: string): string =>
+    `/api/sample-match/${at(key)}?other=${encodeURIComponent(other)}`,
+  kernelSamples: (key: string, quantity: string, other: string): string =>
+    `/api/kernel-samples/${at(key)}/${at(quantity)}?other=${encodeURIComponent(other)}`,
   difference: (key: string, quantity: string, step: number, member: number, more: More): string =>
     `/api/difference/${at(key)}/${at(quantity)}/${step}?member=${member}${also(more)}`,
   frames: (key: string, quantity: string, steps: number[], member: number, kind: string, scale: string): string =>
@@ -86,15 +97,15 @@ export function inBatches(steps: number[], each: number): number[][] {
   return batches;
 }
 
-interface Told {
+interface FrameHead {
   step: number;
   error?: string;
 }
 
 /** A batch as the server packs it: length of the heads, heads as JSON, then the bodies, all in multiples of four bytes. */
-export function splitFrames(packed: ArrayBuffer): (Told & { answer?: Answer })[] {
+export function splitFrames(packed: ArrayBuffer): (FrameHead & { answer?: Answer })[] {
   const length = new DataView(packed).getUint32(0, true);
-  const heads = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length))) as (Told & {
+  const heads = JSON.parse(new TextDecoder().decode(new Uint8Array(packed, 4, length))) as (FrameHead & {
     bytes?: number;
     headers?: Record<string, string>;
   })[];
@@ -187,7 +198,12 @@ export class Library {
     );
   }
   /** Several steps of a quantity in one answer; each is kept under the address that would have brought it alone. */
-  async frames(path: string, single: (step: number) => string, isLevels: boolean, version?: string): Promise<Told[]> {
+  async frames(
+    path: string,
+    single: (step: number) => string,
+    isLevels: boolean,
+    version?: string,
+  ): Promise<FrameHead[]> {
     const { bytes } = await this.#inTurn(() => this.source.bytes(path, version));
     return splitFrames(bytes).map(({ step, error, answer }) => {
       if (answer && isLevels) {
@@ -200,17 +216,17 @@ export class Library {
       return { step, error };
     });
   }
-  matched(path: string): Promise<Matched> {
+  sampleMatch(path: string): Promise<SampleMatch> {
     return this.#get(
       path,
-      () => this.source.json<Matched>(path),
+      () => this.source.json<SampleMatch>(path),
       () => 0,
     );
   }
-  alike(path: string): Promise<Alike> {
+  kernelSamples(path: string): Promise<KernelSamples> {
     return this.#get(
       path,
-      () => this.source.json<Alike>(path),
+      () => this.source.json<KernelSamples>(path),
       () => 0,
     );
   }

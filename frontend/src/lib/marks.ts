@@ -1,6 +1,6 @@
 // Which sample a mark stands for where two runs share a page: numbers mean the same sample only where their samples do.
 
-import type { Matched } from "./types.ts";
+import type { SampleMatch } from "./types.ts";
 
 export type MarkKey = "mark" | "mark2"; // where the address keeps marks: of the first run, of the second alone
 
@@ -13,9 +13,9 @@ export interface Numbering {
 export const SHARED: Numbering = { key: "mark", own: null };
 export const ALONE: Numbering = { key: "mark2", own: null };
 
-/** How the second of two runs numbers its samples, from what the server says of both. */
-export const numberingOf = (told: Matched): Numbering =>
-  told.same === false ? ALONE : { key: "mark", own: told.order };
+/** How the second of two runs numbers its samples, from the match that the server found. */
+export const numberingOf = (match: SampleMatch): Numbering =>
+  match.same === false ? ALONE : { key: "mark", own: match.order };
 
 export const ownNumbers = (numbering: Numbering, marks: number[]): number[] => {
   const { own } = numbering;

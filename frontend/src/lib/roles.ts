@@ -1,11 +1,11 @@
 // What a run holds, sorted by what the page can draw from it.
 
 import { groupName } from "./format.ts";
-import { indexBefore } from "./rail.ts";
+import { indexBefore } from "./timeline.ts";
 import type { ArrayInfo, RunInfo, Series } from "./types.ts";
 import { leftLazy } from "./verdict.ts";
 
-/** Steps at which a member has this array: some members are looked at more often than the others. */
+/** Steps at which a member has this array: some members are stored more often than others. */
 export const stepsOf = (info: ArrayInfo, member: number): number[] => info.own?.[String(member)] ?? info.steps;
 
 /** The stored step that the page shows at `step`; undefined without any. */
@@ -71,7 +71,7 @@ export function leftOutSpaces(header: RunInfo["header"] | undefined): string | n
 export function noHalfSpaces(header: RunInfo["header"] | undefined): string {
   const [left, model] = [leftOutSpaces(header), header?.model];
   if (left) return left;
-  if (model?.gating === "own") return "no half-spaces: a ReLU unit listens to what the units before it let through";
+  if (model?.gating === "own") return "no half-spaces: the gate of a ReLU unit depends on the layers before it";
   return model?.gating === "linear" ? "this run did not store its half-spaces" : "no half-spaces in this run";
 }
 
@@ -81,7 +81,7 @@ export interface Moment {
   group: number; // which colour; -1 for none
 }
 
-/** Moments worth a jump, read off the curves: a group counts as learned at a tenth of its first loss. */
+/** Steps that the scrubber links to, from the curves: a group counts as learned at a tenth of its first loss. */
 export function momentsOf(run: RunInfo, member: number): Moment[] {
   const groups = Object.keys(run.probe.groups ?? {});
   const found = (groups.length > 4 ? [] : groups).map((name, group): Moment | null => {

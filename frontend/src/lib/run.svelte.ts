@@ -2,7 +2,7 @@
 
 import { inBatches, paths } from "./library.ts";
 import { ownNumbers, pageNumbers, SHARED, type Numbering } from "./marks.ts";
-import { indexBefore, outward } from "./rail.ts";
+import { indexBefore, outward } from "./timeline.ts";
 import { shownStep, stepsOf } from "./roles.ts";
 import { studio } from "./studio.svelte.ts";
 import type { Block, Embedding, Levels, RunInfo, Spectrum } from "./types.ts";
@@ -120,7 +120,7 @@ export class RunView {
     }
   }
 
-  // derived, not computed anew: who reads them is told only when they change, not at every change of the address
+  // derived: readers update only when these change, not at every change of the address
   readonly live = $derived.by(() => this.info?.live ?? this.info?.status.state === "running");
   readonly members = $derived.by((): number => this.info?.header.members?.length || 1);
   readonly member = $derived.by((): number => {
@@ -177,7 +177,7 @@ export class RunView {
     const error = this.#failed.get(path) ?? null;
     if (value !== undefined && holder) this.#held.set(holder, { value, step });
     if (value !== undefined || error !== null) return { value, step, error };
-    void this.#tick; // only who still waits is told when something arrives
+    void this.#tick; // only views that still wait update when something arrives
     if (!this.#closed) void this.#bring(path, fetch);
     const held = holder ? this.#held.get(holder) : undefined;
     return held ? { value: held.value as T, step: held.step, error, late: true } : { value, step, error };
@@ -296,8 +296,8 @@ export class RunView {
 
   async #bringMany(course: Course, steps: number[], version?: string): Promise<void> {
     try {
-      const told = await studio.library.frames(course.batch(steps), course.path, course.isLevels, version);
-      for (const { step, error } of told) if (error) this.#failed.set(course.path(step), error);
+      const frames = await studio.library.frames(course.batch(steps), course.path, course.isLevels, version);
+      for (const { step, error } of frames) if (error) this.#failed.set(course.path(step), error);
     } catch {
       return; // what is missing is asked for one by one
     }

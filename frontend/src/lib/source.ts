@@ -109,7 +109,7 @@ interface Packed {
   headers?: Record<string, string>;
 }
 
-/** Answers are looked up under the same path the server would have been asked for. */
+/** Finds answers by the path that the page would ask the server for. */
 export class InlineSource implements Source {
   readonly live = false;
   readonly report: Report;

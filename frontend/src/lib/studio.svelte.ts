@@ -1,6 +1,6 @@
 // The one state of the page: where we are (the address), the theme, what the pointer marks.
 
-import type { Look } from "../panels/draw.ts";
+import type { Theme } from "../panels/draw.ts";
 import { format, parse, withQuery, type Place } from "./address.ts";
 import { Library } from "./library.ts";
 import type { MarkKey } from "./marks.ts";
@@ -17,7 +17,7 @@ function storedTheme(): string | null {
   }
 }
 
-function readLook(dark: boolean): Look {
+function readTheme(dark: boolean): Theme {
   const style = getComputedStyle(document.documentElement);
   const value = (name: string): string => style.getPropertyValue(`--${name}`).trim();
   return {
@@ -40,11 +40,11 @@ class Studio {
   readonly library = new Library(makeSource(document));
   place = $state.raw<Place>(parse(location.hash));
   dark = $state(false);
-  look = $state.raw<Look>({} as Look);
+  theme = $state.raw<Theme>({} as Theme);
   hover = $state.raw<{ key: MarkKey; samples: number[] } | null>(null); // samples under the pointer
   hoverUnit = $state.raw<{ layer: number; unit: number } | null>(null);
   helping = $state(false);
-  rail = $state<number | null>(null); // the step that the rail stands at
+  timelineStep = $state<number | null>(null); // the step that the timeline shows
   #timer = 0;
   #written = 0;
 
@@ -72,7 +72,7 @@ class Studio {
   #wear(dark: boolean): void {
     this.dark = dark;
     document.documentElement.dataset.theme = dark ? "dark" : "light";
-    this.look = readLook(dark);
+    this.theme = readTheme(dark);
   }
 
   switchTheme(): void {

@@ -32,7 +32,7 @@ export interface ArrayInfo {
   steps: number[];
   shape: number[]; // [members, ...]
   dtype: string;
-  own?: Record<string, number[]>; // steps of a member that was looked at more often
+  own?: Record<string, number[]>; // steps of a member that was stored more often
 }
 
 export interface Probe {
@@ -125,13 +125,13 @@ export interface Spectrum {
 }
 
 /** Whether two kernels are over the same samples, row by row; null: the runs do not tell. */
-export interface Alike {
+export interface KernelSamples {
   same: boolean | null;
   why: string;
 }
 
 /** Whether two runs hold the same samples; `order[i]`: which of the second is sample i of the first, null for i itself. */
-export interface Matched {
+export interface SampleMatch {
   same: boolean | null;
   order: number[] | null;
   why: string;
@@ -145,8 +145,13 @@ export interface ClaimPart {
   unit?: string;
   seeds?: number;
   agree?: number;
+  missing?: number;
   rule?: string;
+  note?: string;
 }
+
+/** How a claim stands: all parts hold, some do, none is decided, or it fails. */
+export type ClaimOutcome = "holds" | "part" | "undecided" | "fails" | "no control";
 
 export interface ClaimRow extends ClaimPart {
   id: string;
@@ -157,10 +162,17 @@ export interface ClaimRow extends ClaimPart {
   study: string | null;
   scale: string | null;
   verdict: string;
+  outcome: ClaimOutcome;
+  survives: string;
+  survives_outcome: ClaimOutcome;
+  identity?: boolean;
   settings?: Record<string, unknown> | null;
   parts?: ClaimPart[] | null;
   controls?: ClaimPart[] | null;
+  shows?: ClaimPart[] | null;
   why?: string | null;
+  stale?: boolean;
+  rule_record?: { after_data: boolean; recorded: string; first_measured: string | null } | null;
   run?: string | null;
   figure?: string | null;
   command?: string | null;

@@ -1,4 +1,4 @@
-// What the page says of a verdict: the sentences that stand in its file; of older files only what is sure.
+// Sentences about a verdict: those of its file; for older files only what is certain.
 
 import type { GroupVerdict, Verdict } from "./types.ts";
 
@@ -27,7 +27,7 @@ export function withSteps(text: string): { text: string; step: number | null }[]
 
 const MOVES: Record<string, string> = { gains: "grew", starved: "shrank", keeps: "" };
 
-/** What became of a group, in the words of the verdict's sentence. */
+/** How a group changed, in the words of the verdict's sentence. */
 export const groupWords = (group: GroupVerdict): string =>
   [MOVES[group.verdict ?? ""] ?? "", group.behind ? "left behind" : ""].filter(Boolean).join(", ");
 

@@ -12,7 +12,7 @@ import {
   TAU,
   text,
   type Box,
-  type Look,
+  type Theme,
   type Pen,
   type Tick,
 } from "./draw.ts";
@@ -65,17 +65,17 @@ const tenTo = (power: number): string =>
     ? String(10 ** power)
     : `10${[...String(power)].map((digit) => "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"[Number(digit)]).join("")}`;
 
-export function drawAngles(pen: Pen, width: number, height: number, view: AngleView, look: Look): void {
+export function drawAngles(pen: Pen, width: number, height: number, view: AngleView, theme: Theme): void {
   const box = plotBox(width, height);
   const x = angleX(box);
   const room = view.log ? 6 : 0;
   const y = (value: number): number =>
     box.bottom - levelOf(value, view.low, view.high, !!view.log) * (box.bottom - box.top - room);
-  if (view.halves) tintHalves(pen, box, x, look);
+  if (view.halves) tintHalves(pen, box, x, theme);
   const yTicks: Tick[] = view.log
     ? countTicks(view.low, view.high)
     : niceTicks(view.low, view.high).map((v) => [v, short(v)]);
-  axes(pen, box, look, x, y, ANGLE_TICKS, yTicks);
+  axes(pen, box, theme, x, y, ANGLE_TICKS, yTicks);
   pen.lineJoin = "round";
   for (const curve of view.curves) {
     pen.strokeStyle = curve.colour;
@@ -91,7 +91,7 @@ export function drawAngles(pen: Pen, width: number, height: number, view: AngleV
     );
   }
   pen.globalAlpha = 1;
-  pen.strokeStyle = look.ink;
+  pen.strokeStyle = theme.ink;
   pen.lineWidth = 1;
   pen.setLineDash([2, 3]);
   for (const angle of view.marks)
@@ -104,10 +104,10 @@ export function drawAngles(pen: Pen, width: number, height: number, view: AngleV
   pen.setLineDash([]);
 }
 
-function tintHalves(pen: Pen, box: Box, x: (angle: number) => number, look: Look): void {
-  pen.fillStyle = look.coolTint;
+function tintHalves(pen: Pen, box: Box, x: (angle: number) => number, theme: Theme): void {
+  pen.fillStyle = theme.coolTint;
   pen.fillRect(box.left, box.top, x(Math.PI) - box.left, box.bottom - box.top);
-  pen.fillStyle = look.warmTint;
+  pen.fillStyle = theme.warmTint;
   pen.fillRect(x(Math.PI), box.top, box.right - x(Math.PI), box.bottom - box.top);
 }
 
@@ -160,7 +160,7 @@ function spots(box: Box, view: StripView, own: Strip, name: string): { middle: n
 }
 
 /** One column per class or group: a dot per sample, a bar at the median. */
-export function drawStrips(pen: Pen, width: number, height: number, view: StripView, look: Look): void {
+export function drawStrips(pen: Pen, width: number, height: number, view: StripView, theme: Theme): void {
   const box = plotBox(width, height);
   const names = stripNames(view);
   const wide = column(box, names);
@@ -170,12 +170,12 @@ export function drawStrips(pen: Pen, width: number, height: number, view: StripV
     : niceTicks(view.low, view.high).map((v) => [v, short(v)]);
   const label = (name: string): string =>
     name.length * 6.2 > wide ? `${name.slice(0, Math.max(1, Math.floor(wide / 6.2) - 1))}\u2026` : name;
-  axes(pen, box, look, (v) => v, y, [], yTicks);
+  axes(pen, box, theme, (v) => v, y, [], yTicks);
   names.forEach((name, b) => {
-    text(pen, look, label(name), box.left + (b + 0.5) * wide, box.bottom + 15, { colour: look.quiet });
+    text(pen, theme, label(name), box.left + (b + 0.5) * wide, box.bottom + 15, { colour: theme.quiet });
     for (const own of view.second ? [view, view.second] : [view]) {
       const { middle, half, dots } = spots(box, view, own, name);
-      pen.fillStyle = view.second ? (own === view ? look.cool : look.warm) : hue(b, look);
+      pen.fillStyle = view.second ? (own === view ? theme.cool : theme.warm) : hue(b, theme);
       pen.globalAlpha = clamp(40 / dots.length, 0.15, 0.6);
       for (const at of dots) dot(pen, at.x, at.y, 2.2);
       pen.globalAlpha = 1;
@@ -185,7 +185,7 @@ export function drawStrips(pen: Pen, width: number, height: number, view: StripV
         .sort((p, q) => p - q);
       if (sorted.length)
         pen.fillRect(middle - 1.1 * half, Math.round(y(sorted[sorted.length >> 1])) - 1, 2.2 * half, 2.5);
-      for (const at of dots) if (own.marks.includes(at.sample)) ring(pen, at, look.ink);
+      for (const at of dots) if (own.marks.includes(at.sample)) ring(pen, at, theme.ink);
     }
   });
 }
@@ -234,12 +234,12 @@ const againstSpots = (view: AgainstView, x: (v: number) => number, y: (v: number
   }));
 
 /** The output over the target: on the line the network is right. */
-export function drawAgainst(pen: Pen, width: number, height: number, view: AgainstView, look: Look): void {
+export function drawAgainst(pen: Pen, width: number, height: number, view: AgainstView, theme: Theme): void {
   const { box, x, y, first, last } = againstScale(width, height, view);
   const named = (low: number, high: number): Tick[] => niceTicks(low, high).map((v) => [v, short(v)]);
-  axes(pen, box, look, x, y, named(first, last), named(view.low, view.high));
+  axes(pen, box, theme, x, y, named(first, last), named(view.low, view.high));
   const [from, to] = [Math.max(first, view.low), Math.min(last, view.high)];
-  pen.strokeStyle = look.unit;
+  pen.strokeStyle = theme.unit;
   pen.lineWidth = 3;
   if (to > from)
     line(
@@ -249,15 +249,15 @@ export function drawAgainst(pen: Pen, width: number, height: number, view: Again
       (i) => y(i ? to : from),
     );
   pen.globalAlpha = clamp(120 / view.values.length, 0.2, 0.7);
-  pen.fillStyle = view.second ? look.cool : look.ink;
+  pen.fillStyle = view.second ? theme.cool : theme.ink;
   const spots = againstSpots(view, x, y);
   for (const at of spots) dot(pen, at.x, at.y, 2.4);
   const second = view.second ? againstSpots({ ...view, ...view.second }, x, y) : [];
-  pen.fillStyle = look.warm;
+  pen.fillStyle = theme.warm;
   for (const at of second) dot(pen, at.x, at.y, 2.4);
   pen.globalAlpha = 1;
-  for (const at of spots) if (view.marks.includes(at.sample)) ring(pen, at, look.ink);
-  for (const at of second) if (view.second!.marks.includes(at.sample)) ring(pen, at, look.ink);
+  for (const at of spots) if (view.marks.includes(at.sample)) ring(pen, at, theme.ink);
+  for (const at of second) if (view.second!.marks.includes(at.sample)) ring(pen, at, theme.ink);
 }
 
 export function pickAgainst(px: number, py: number, width: number, height: number, view: AgainstView): number | null {
@@ -288,17 +288,17 @@ export function drawSpark(
   places: number[],
   values: (number | null)[],
   at: number,
-  look: Look,
+  theme: Theme,
 ): void {
   const [low, high] = range(values);
   const x = (i: number): number => 3 + places[i] * (width - 6);
   const y = (i: number): number =>
     values[i] === null ? NaN : height - 4 - ((values[i]! - low) / (high - low || 1)) * (height - 8);
-  pen.strokeStyle = look.quiet;
+  pen.strokeStyle = theme.quiet;
   pen.lineWidth = 1.3;
   pen.lineJoin = "round";
   line(pen, values.length, x, y);
   if (at < 0 || !Number.isFinite(y(at))) return;
-  pen.fillStyle = look.accent;
+  pen.fillStyle = theme.accent;
   dot(pen, x(at), y(at), 3.2);
 }

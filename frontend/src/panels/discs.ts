@@ -1,6 +1,6 @@
 // Every unit of a network as a small disc: one row per layer, wrapped where a layer is wide.
 
-import { TAU, text, type Look, type Pen } from "./draw.ts";
+import { TAU, text, type Theme, type Pen } from "./draw.ts";
 import { openPart, unitColour, type Unit } from "./halfspaces.ts";
 
 const LEFT = 22;
@@ -21,7 +21,7 @@ export function drawDiscs(
   chosenLayer: number,
   chosen: number | null,
   facing: boolean,
-  look: Look,
+  theme: Theme,
 ): void {
   const width = layers[0]?.length ?? 0;
   const [cell, count, lines] = [cellOf(canvas, width), perRow(canvas, width), linesOf(canvas, width)];
@@ -29,17 +29,17 @@ export function drawDiscs(
     const top = layer * (lines * cell + 4) + 2;
     const here = layer === chosenLayer;
     if (here) {
-      pen.fillStyle = look.grid;
+      pen.fillStyle = theme.grid;
       pen.fillRect(0, top, LEFT + cell * count, lines * cell);
     }
-    text(pen, look, String(layer + 1), 10, top + cell / 2, {
-      colour: here ? look.ink : look.quiet,
+    text(pen, theme, String(layer + 1), 10, top + cell / 2, {
+      colour: here ? theme.ink : theme.quiet,
       base: "middle",
       weight: here ? 700 : "",
     });
     units.forEach((unit, i) => {
       const [cx, cy] = [LEFT + ((i % count) + 0.5) * cell, top + (Math.floor(i / count) + 0.5) * cell];
-      pen.fillStyle = pen.strokeStyle = unitColour(unit, facing, look);
+      pen.fillStyle = pen.strokeStyle = unitColour(unit, facing, theme);
       openPart(pen, cx, cy, cell * 0.39, unit);
       pen.fill();
       pen.lineWidth = here && chosen === i ? 2.5 : 0.8;

@@ -1,8 +1,8 @@
-// Small tools every panel shares: the look of the page, lines, text, axes.
+// Small tools every panel shares: the theme of the page, lines, text, axes.
 
 import { powerOfTen } from "../lib/format.ts";
 
-export interface Look {
+export interface Theme {
   card: string;
   ink: string;
   quiet: string;
@@ -42,8 +42,8 @@ export const HUES_DARK = [
   ...["#906ef7", "#0bdaa6", "#a32985", "#78593a", "#0a66c2"],
 ];
 /** The tenth class is followed by the same colours paler, then darker. */
-export function hue(index: number, look: Pick<Look, "dark">): string {
-  const hues = look.dark ? HUES_DARK : HUES_LIGHT;
+export function hue(index: number, theme: Pick<Theme, "dark">): string {
+  const hues = theme.dark ? HUES_DARK : HUES_LIGHT;
   const place = Math.max(0, Math.trunc(index) || 0);
   const turn = Math.floor(place / hues.length) % 3;
   return turn ? mixed(hues[place % hues.length], turn === 1 ? 255 : 0) : hues[place % hues.length];
@@ -80,8 +80,8 @@ export interface TextStyle {
   weight?: number | "";
 }
 
-export function text(pen: Pen, look: Look, words: string, x: number, y: number, style: TextStyle): void {
-  pen.font = `${style.weight ?? ""} ${style.size ?? SIZE}px ${look.sans}`;
+export function text(pen: Pen, theme: Theme, words: string, x: number, y: number, style: TextStyle): void {
+  pen.font = `${style.weight ?? ""} ${style.size ?? SIZE}px ${theme.sans}`;
   pen.fillStyle = style.colour;
   pen.textAlign = style.align ?? "center";
   pen.textBaseline = style.base ?? "alphabetic";
@@ -98,12 +98,12 @@ export const plotBox = (width: number, height: number): Box => ({
 /** A label, or where it has no room its number in fewer and smaller letters: a cut one would read as another number. */
 export function fitting(
   pen: Pen,
-  look: Look,
+  theme: Theme,
   value: number,
   label: string,
   room: number,
 ): { words: string; size: number } {
-  pen.font = ` ${SIZE}px ${look.sans}`;
+  pen.font = ` ${SIZE}px ${theme.sans}`;
   if (pen.measureText(label).width <= room) return { words: label, size: SIZE };
   const words = powerOfTen(value);
   return { words, size: Math.min(SIZE, (SIZE * room) / pen.measureText(words).width) };
@@ -113,7 +113,7 @@ export function fitting(
 export function axes(
   pen: Pen,
   box: Box,
-  look: Look,
+  theme: Theme,
   x: (v: number) => number,
   y: (v: number) => number,
   xTicks: Tick[],
@@ -121,7 +121,7 @@ export function axes(
 ): void {
   pen.lineWidth = 1;
   for (const [value, label] of yTicks) {
-    pen.strokeStyle = look.grid;
+    pen.strokeStyle = theme.grid;
     const at = Math.round(y(value)) + 0.5;
     line(
       pen,
@@ -129,15 +129,15 @@ export function axes(
       (i) => (i ? box.right : box.left),
       () => at,
     );
-    const { words, size } = fitting(pen, look, value, label, box.left - 9);
-    text(pen, look, words, box.left - 7, y(value), { colour: look.quiet, align: "right", base: "middle", size });
+    const { words, size } = fitting(pen, theme, value, label, box.left - 9);
+    text(pen, theme, words, box.left - 7, y(value), { colour: theme.quiet, align: "right", base: "middle", size });
   }
   xTicks.forEach(([value, label], i) => {
     const next = xTicks[i + 1];
     if (next && x(next[0]) - x(value) < 26) return;
     const end = x(value) > box.right - 12;
     const at = end ? box.right : x(value);
-    text(pen, look, label, at, box.bottom + 15, { colour: look.quiet, align: end ? "right" : "center" });
+    text(pen, theme, label, at, box.bottom + 15, { colour: theme.quiet, align: end ? "right" : "center" });
   });
 }
 

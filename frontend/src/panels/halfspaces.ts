@@ -1,6 +1,6 @@
 // Half-spaces { x : <u, x> + b >= 0 } of the plane, drawn on the unit circle.
 
-import { clamp, css, TAU, type Look, type Pen, type Rgb } from "./draw.ts";
+import { clamp, css, TAU, type Theme, type Pen, type Rgb } from "./draw.ts";
 
 export interface Unit {
   x: number; // unit normal
@@ -30,10 +30,10 @@ export function unitsOfNeurons(directions: Float32Array, norms: Float32Array, bi
 /** Share of the unit circle on which a unit is open. */
 export const openShare = (unit: Unit): number => Math.acos(clamp(unit.d, -1, 1)) / Math.PI;
 
-export function unitColour(unit: Unit, facing: boolean, look: Look): string {
-  if (!facing) return look.accent;
-  if (Math.abs(unit.y) < FACING) return look.unit;
-  return unit.y > 0 ? look.cool : look.warm;
+export function unitColour(unit: Unit, facing: boolean, theme: Theme): string {
+  if (!facing) return theme.accent;
+  if (Math.abs(unit.y) < FACING) return theme.unit;
+  return unit.y > 0 ? theme.cool : theme.warm;
 }
 
 export interface CircleView {
@@ -53,34 +53,34 @@ const circleBox = (width: number, height: number) => ({
   r: Math.min(width, height) / 3.04,
 });
 
-export function drawCircle(pen: Pen, width: number, height: number, view: CircleView, look: Look): void {
+export function drawCircle(pen: Pen, width: number, height: number, view: CircleView, theme: Theme): void {
   const { cx, cy, r } = circleBox(width, height);
   const at = (angle: number, radius: number): [number, number] => [
     cx + radius * r * Math.cos(angle),
     cy - radius * r * Math.sin(angle),
   ];
   if (view.facing) {
-    pen.fillStyle = look.coolTint;
+    pen.fillStyle = theme.coolTint;
     pen.fillRect(0, 0, width, cy);
-    pen.fillStyle = look.warmTint;
+    pen.fillStyle = theme.warmTint;
     pen.fillRect(0, cy, width, height - cy);
   }
-  wave(pen, view, at, look);
-  halfSpaces(pen, cx, cy, r, view, look);
-  ring(pen, cx, cy, r, view, look);
-  triangles(pen, at, view, look);
+  wave(pen, view, at, theme);
+  halfSpaces(pen, cx, cy, r, view, theme);
+  ring(pen, cx, cy, r, view, theme);
+  triangles(pen, at, view, theme);
   for (const angle of view.marks) {
     pen.beginPath();
     pen.arc(...at(angle, 1.04), 6, 0, TAU);
-    pen.fillStyle = look.card;
+    pen.fillStyle = theme.card;
     pen.fill();
-    pen.strokeStyle = look.ink;
+    pen.strokeStyle = theme.ink;
     pen.lineWidth = 2;
     pen.stroke();
   }
 }
 
-function wave(pen: Pen, view: CircleView, at: (angle: number, radius: number) => [number, number], look: Look): void {
+function wave(pen: Pen, view: CircleView, at: (angle: number, radius: number) => [number, number], theme: Theme): void {
   const n = view.angles.length;
   const radius = (value: number): number => 1.34 + 0.1 * clamp(value, -1.3, 1.3);
   const trace = (row: ArrayLike<number>): void => {
@@ -90,7 +90,7 @@ function wave(pen: Pen, view: CircleView, at: (angle: number, radius: number) =>
     pen.beginPath();
     trace(view.target);
     for (let i = n; i >= 0; i--) pen.lineTo(...at(view.angles[i % n], 1.34));
-    pen.fillStyle = look.unit;
+    pen.fillStyle = theme.unit;
     pen.globalAlpha = 0.3;
     pen.fill();
     pen.globalAlpha = 1;
@@ -98,17 +98,17 @@ function wave(pen: Pen, view: CircleView, at: (angle: number, radius: number) =>
   if (view.output) {
     pen.beginPath();
     trace(view.output);
-    pen.strokeStyle = look.ink;
+    pen.strokeStyle = theme.ink;
     pen.lineWidth = 1.3;
     pen.lineJoin = "round";
     pen.stroke();
   }
 }
 
-function ring(pen: Pen, cx: number, cy: number, r: number, view: CircleView, look: Look): void {
+function ring(pen: Pen, cx: number, cy: number, r: number, view: CircleView, theme: Theme): void {
   const n = view.angles.length;
   if (!view.ring) {
-    pen.strokeStyle = look.grid;
+    pen.strokeStyle = theme.grid;
     pen.lineWidth = 1.5;
     pen.beginPath();
     pen.arc(cx, cy, r, 0, TAU);
@@ -133,11 +133,11 @@ export function openPart(pen: Pen, cx: number, cy: number, r: number, unit: Unit
   pen.closePath();
 }
 
-function halfSpaces(pen: Pen, cx: number, cy: number, r: number, view: CircleView, look: Look): void {
+function halfSpaces(pen: Pen, cx: number, cy: number, r: number, view: CircleView, theme: Theme): void {
   const alone = view.chosen !== null;
   view.units.forEach((unit, i) => {
     openPart(pen, cx, cy, r, unit);
-    pen.fillStyle = look.cool;
+    pen.fillStyle = theme.cool;
     pen.globalAlpha = alone ? (view.chosen === i ? 0.35 : 0) : 0.9 / view.units.length;
     pen.fill();
   });
@@ -146,7 +146,7 @@ function halfSpaces(pen: Pen, cx: number, cy: number, r: number, view: CircleVie
     const chosen = view.chosen === i;
     const reach = Math.sqrt(1 - unit.d * unit.d);
     pen.globalAlpha = alone ? (chosen ? 1 : 0.15) : 0.75;
-    pen.strokeStyle = unitColour(unit, view.facing, look);
+    pen.strokeStyle = unitColour(unit, view.facing, theme);
     pen.lineWidth = chosen ? 2.5 : 1.3;
     const end = (sign: number): [number, number] => [
       cx + r * (unit.d * unit.x - sign * reach * unit.y),
@@ -164,7 +164,7 @@ function triangles(
   pen: Pen,
   at: (angle: number, radius: number) => [number, number],
   view: CircleView,
-  look: Look,
+  theme: Theme,
 ): void {
   view.units.forEach((unit, i) => {
     pen.beginPath();
@@ -176,7 +176,7 @@ function triangles(
       pen.lineTo(...at(unit.direction + turn, radius));
     pen.closePath();
     pen.globalAlpha = view.chosen === null || view.chosen === i ? 0.8 : 0.2;
-    pen.fillStyle = pen.strokeStyle = unitColour(unit, view.facing, look);
+    pen.fillStyle = pen.strokeStyle = unitColour(unit, view.facing, theme);
     pen.lineWidth = 1.2;
     if (Math.abs(unit.d) >= 1) pen.stroke();
     else pen.fill();

@@ -1,6 +1,6 @@
 // The map of neurons: points in the plane, one frame per step, the same square for all frames.
 
-import { clamp, TAU, type Look, type Pen } from "./draw.ts";
+import { clamp, TAU, type Theme, type Pen } from "./draw.ts";
 
 export interface MapView {
   points: Float32Array; // [T, count, 2]
@@ -20,7 +20,7 @@ export function mapExtent(points: Float32Array): number {
 
 const project = (value: number, extent: number, side: number): number => ((value / extent + 1) / 2) * side;
 
-export function drawMap(pen: Pen, width: number, height: number, view: MapView, look: Look): void {
+export function drawMap(pen: Pen, width: number, height: number, view: MapView, theme: Theme): void {
   const side = Math.min(width, height);
   const [left, top] = [(width - side) / 2, (height - side) / 2];
   const at = (frame: number, i: number): [number, number] => {
@@ -30,7 +30,7 @@ export function drawMap(pen: Pen, width: number, height: number, view: MapView, 
       top + side - project(view.points[k + 1], view.extent, side),
     ];
   };
-  pen.strokeStyle = look.grid;
+  pen.strokeStyle = theme.grid;
   pen.lineWidth = 1;
   pen.strokeRect(left + 0.5, top + 0.5, side - 1, side - 1);
   const radius = clamp(70 / Math.sqrt(view.count || 1), 1.3, 4.5);
@@ -43,7 +43,7 @@ export function drawMap(pen: Pen, width: number, height: number, view: MapView, 
   }
   pen.globalAlpha = 1;
   if (view.chosen === null) return;
-  pen.strokeStyle = pen.fillStyle = look.ink;
+  pen.strokeStyle = pen.fillStyle = theme.ink;
   pen.lineWidth = 1.5;
   pen.beginPath();
   for (let frame = 0; frame <= view.frame; frame++) pen.lineTo(...at(frame, view.chosen));

@@ -1,6 +1,6 @@
 // The plane of inputs: output as an image, borders of half-spaces, points.
 
-import { clamp, hue, line, TAU, type Look, type Pen } from "./draw.ts";
+import { clamp, hue, line, TAU, type Theme, type Pen } from "./draw.ts";
 import { unitColour, type Unit } from "./halfspaces.ts";
 import { packedTable } from "./heatmap.ts";
 
@@ -20,7 +20,7 @@ const planeBox = (width: number, height: number) => {
   return { left: (width - side) / 2, top: (height - side) / 2, side };
 };
 
-export function drawPlane(pen: Pen, width: number, height: number, view: PlaneView, look: Look): void {
+export function drawPlane(pen: Pen, width: number, height: number, view: PlaneView, theme: Theme): void {
   const { left, top, side } = planeBox(width, height);
   const x = (value: number): number => left + ((value / view.extent + 1) / 2) * side;
   const y = (value: number): number => top + ((1 - value / view.extent) / 2) * side;
@@ -58,7 +58,7 @@ export function drawPlane(pen: Pen, width: number, height: number, view: PlaneVi
       border();
     }
     pen.globalAlpha = view.chosen === null ? 0.8 : chosen ? 1 : 0.15;
-    pen.strokeStyle = view.image ? "#1d2329" : unitColour(unit, view.facing, look);
+    pen.strokeStyle = view.image ? "#1d2329" : unitColour(unit, view.facing, theme);
     pen.lineWidth = chosen ? 3 : 1.2;
     border();
   });
@@ -70,7 +70,7 @@ export function drawPlane(pen: Pen, width: number, height: number, view: PlaneVi
     pen.fillStyle = view.colourOf(i);
     pen.fill();
     pen.lineWidth = 0.8;
-    pen.strokeStyle = view.image ? "#ffffffcc" : look.card;
+    pen.strokeStyle = view.image ? "#ffffffcc" : theme.card;
     pen.stroke();
   });
   for (const i of view.marks) {
@@ -78,7 +78,7 @@ export function drawPlane(pen: Pen, width: number, height: number, view: PlaneVi
     if (!point) continue;
     pen.beginPath();
     pen.arc(x(point[0]), y(point[1]), 8, 0, TAU);
-    pen.strokeStyle = view.image ? "#fff" : look.ink;
+    pen.strokeStyle = view.image ? "#fff" : theme.ink;
     pen.lineWidth = 2.5;
     pen.stroke();
   }
@@ -111,8 +111,8 @@ export function extentOf(points: number[][]): number {
   return 1.15 * (most || 1);
 }
 
-export const classColour = (rank: number | null | undefined, look: Look): string =>
-  rank === null || rank === undefined ? look.unit : hue(rank, look);
+export const classColour = (rank: number | null | undefined, theme: Theme): string =>
+  rank === null || rank === undefined ? theme.unit : hue(rank, theme);
 
 /** Output on a grid (first row: lowest y) as pixels (first row: top). `sign` +1: positive is orange, -1: blue. */
 export function gridPixels(values: ArrayLike<number>, sign: 1 | -1): { pixels: Uint32Array; side: number } {

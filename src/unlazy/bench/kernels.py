@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from unlazy import runtime
-from unlazy.bench.peers import Peer, missing, peers
-from unlazy.bench.timing import best_seconds, gemm_rate, once
+from unlazy.bench.peers import Peer, missing_peers, peers
+from unlazy.bench.timing import best_seconds, gemm_rate, seconds_once
 from unlazy.bench.workloads import WORKLOADS
 from unlazy.kernels.tangent import plan_tangent, tangent_kernel
 from unlazy.runtime import UnlazyError, require
@@ -61,17 +61,17 @@ def least_operations(model: nn.Module, shape: tuple[int, ...], n: int, mode: str
 
 def measure(name: str, mode: str, rate: float) -> Row:
     """Seconds of ours at full size, and of ours and every peer at an equal number of samples."""
-    model, x, few = _made(name, mode)
+    model, x, few = _build_workload(name, mode)
     row: Row = {"workload": name, "mode": mode, "n": len(x), "gemm_rate": rate}
     row["seconds"] = best_seconds(partial(tangent_kernel, model, x, outputs=mode), 2.0)
-    row["error"] = _error(model, x[: min(24, few)], mode)
+    row["error"] = _relative_error(model, x[: min(24, few)], mode)
     row["limit_seconds"] = least_operations(model, tuple(x.shape[1:]), len(x), mode) / rate
     row["times_limit"] = row["seconds"] / row["limit_seconds"]
-    row |= {"peer_n": few, "peers": {}, "peer_chunks": {}, "missing": missing()}
+    row |= {"peer_n": few, "peers": {}, "peer_chunks": {}, "missing": missing_peers()}
     ours = best_seconds(partial(tangent_kernel, model, x[:few], outputs=mode), 1.0)
     for label, peer in peers(model, few).items():
         row["peer_chunks"][label] = _best_chunk(peer, model, x[:few], mode, WORKLOADS[name].chunk)
-        row["peers"][label] = once(partial(peer, model, x[:few], mode, row["peer_chunks"][label]))
+        row["peers"][label] = seconds_once(partial(peer, model, x[:few], mode, row["peer_chunks"][label]))
     row["peer"] = min(row["peers"], key=row["peers"].__getitem__)
     row["peer_seconds"] = row["peers"][row["peer"]]
     row["times_faster"] = row["peer_seconds"] / ours
@@ -80,7 +80,7 @@ def measure(name: str, mode: str, rate: float) -> Row:
 
 def measure_memory(name: str, mode: str, label: str, chunk: int) -> float:
     """Megabytes by which the process grows for one kernel of ``peer_n`` samples; ``label``: ours, or a peer's name."""
-    model, x, few = _made(name, mode)
+    model, x, few = _build_workload(name, mode)
 
     def ours(model: nn.Module, x: Tensor, mode: str, _: int) -> Tensor:
         return tangent_kernel(model, x, outputs=mode)
@@ -92,13 +92,13 @@ def measure_memory(name: str, mode: str, label: str, chunk: int) -> float:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def _made(name: str, mode: str) -> tuple[nn.Module, Tensor, int]:
+def _build_workload(name: str, mode: str) -> tuple[nn.Module, Tensor, int]:
     work = WORKLOADS[name]
     torch.manual_seed(0)
     return work.make(), torch.randn(work.n, *work.shape), work.peer_n[mode]
 
 
-def _error(model: nn.Module, x: Tensor, mode: str) -> float:
+def _relative_error(model: nn.Module, x: Tensor, mode: str) -> float:
     exact = tangent_kernel(model, x, outputs=mode, precision="float64")
     return float((tangent_kernel(model, x, outputs=mode).double() - exact).norm() / exact.norm())
 
@@ -123,8 +123,8 @@ def row_names(wanted: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def plan_of(row: str) -> str:
-    """What a row would do: method per layer, tiles, memory, least operations."""
+def describe_plan(row: str) -> str:
+    """The plan of a row as text: method per layer, tiles, memory, least operations."""
     name, mode = row.split(":")
     work = WORKLOADS[name]
     model, x = work.make(), torch.zeros(work.n, *work.shape)
@@ -135,15 +135,15 @@ def plan_of(row: str) -> str:
 def run_rows(rows: Sequence[str]) -> Iterator[Row]:
     """Each row in a process of its own, so that peak memory is its own; a chunked peer is weighed in one piece too."""
     for name in rows:
-        row: Row = _apart(name, environment=KEEP_FREED)
-        row["megabytes"] = _apart(name, "ours", 0)
-        row["peer_megabytes"] = _apart(name, row["peer"], row["peer_chunks"][row["peer"]])
+        row: Row = _run_in_subprocess(name, environment=KEEP_FREED)
+        row["megabytes"] = _run_in_subprocess(name, "ours", 0)
+        row["peer_megabytes"] = _run_in_subprocess(name, row["peer"], row["peer_chunks"][row["peer"]])
         if WORKLOADS[row["workload"]].weigh_unchunked:
-            row["peer_megabytes_unchunked"] = _apart(name, row["peer"], row["peer_n"])
+            row["peer_megabytes_unchunked"] = _run_in_subprocess(name, row["peer"], row["peer_n"])
         yield row
 
 
-def _apart(*arguments: str | int, environment: Mapping[str, str] | None = None) -> Any:
+def _run_in_subprocess(*arguments: str | int, environment: Mapping[str, str] | None = None) -> Any:
     command = [sys.executable, "-m", "unlazy.bench.kernels", *(str(argument) for argument in arguments)]
     around = os.environ | (environment or {})
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=around)
@@ -153,7 +153,8 @@ def _apart(*arguments: str | int, environment: Mapping[str, str] | None = None) 
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def text_of(row: Row) -> str:
+def format_row(row: Row) -> str:
+    """One line of text for a row."""
     return (
         f"{row['workload']} {row['mode']:5} {row['seconds']:8.4f} s  error {row['error']:.0e}  "
         f"{row['times_limit']:4.2f} x limit  {row['times_faster']:7.1f} x {row['peer']} "

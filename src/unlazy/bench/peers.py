@@ -1,4 +1,4 @@
-"""What others offer for the same kernel: torch.func's two recipes always, other packages where they are installed."""
+"""Tangent kernels by other software: the two recipes of torch.func, and other packages where they are installed."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def vector_products(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tenso
     """torch.func's second recipe: tangent kernels as vjp followed by jvp, pair by pair, no Jacobian kept."""
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
-    def at(sample: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
+    def model_at(sample: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
         def function(values: dict[str, Tensor]) -> Tensor:
             out = functional_call(model, values, (sample[None],))[0]
             return out.sum()[None] if mode == "sum" else out
 
         return function
 
-    def pair(first: Tensor, second: Tensor) -> Tensor:
-        out, pull, *_ = vjp(at(first), parameters)
+    def kernel_block(first: Tensor, second: Tensor) -> Tensor:
+        out, pull, *_ = vjp(model_at(first), parameters)
         identity = torch.eye(out.numel(), dtype=out.dtype)
-        block = vmap(lambda v: jvp(at(second), (parameters,), pull(v))[1])(identity)  # [a, b]
+        block = vmap(lambda v: jvp(model_at(second), (parameters,), pull(v))[1])(identity)  # [a, b]
         return block if mode == "full" else block.diagonal().sum()
 
-    return vmap(lambda a: vmap(lambda b: pair(a, b))(x), chunk_size=1)(x)
+    return vmap(lambda a: vmap(lambda b: kernel_block(a, b))(x), chunk_size=1)(x)
 
 
 def nngeometry_gram(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tensor:
@@ -79,7 +79,7 @@ def neural_tangents_kernel(model: nn.Module, x: Tensor, mode: str, chunk: int) -
 def _neural_tangents(model: nn.Module, mode: str) -> tuple[Any, Any]:
     """The first of its two exact ways that runs with the JAX installed: structured derivatives, else Jacobians."""
     jax, neural_tangents = (importlib.import_module(name) for name in ("jax", "neural_tangents"))
-    function, parameters, shape = _in_jax(model, mode)
+    function, parameters, shape = _translate_to_jax(model, mode)
     ways = neural_tangents.NtkImplementation
     options = {"vmap_axes": 0, "trace_axes": (-1,) if mode == "trace" else ()}
     for way in (ways.STRUCTURED_DERIVATIVES, ways.JACOBIAN_CONTRACTION):
@@ -92,7 +92,7 @@ def _neural_tangents(model: nn.Module, mode: str) -> tuple[Any, Any]:
     raise Unsupported("neural-tangents", "none of its ways runs with the JAX installed", "Install jax 0.4.30.")
 
 
-def _in_jax(model: nn.Module, mode: str) -> tuple[Callable[[Any, Any], Any], list[Any], tuple[int, ...]]:
+def _translate_to_jax(model: nn.Module, mode: str) -> tuple[Callable[[Any, Any], Any], list[Any], tuple[int, ...]]:
     """A chain of dense layers and ReLUs as a function of (parameters, inputs), its parameters, and the shape of one input."""
     jnp = importlib.import_module("jax.numpy")
     steps = list(model.children())
@@ -119,7 +119,7 @@ OPTIONAL = ("nngeometry", "neural_tangents")
 
 
 @cache
-def missing() -> dict[str, str]:
+def missing_peers() -> dict[str, str]:
     """Optional peers that are not timed, each with the reason."""
     reasons = {}
     for name in OPTIONAL:
@@ -134,13 +134,13 @@ def missing() -> dict[str, str]:
 
 
 def peers(model: nn.Module, few: int) -> dict[str, Peer]:
-    """The recipes to time for ``few`` samples: pair-by-pair products only where they end this year."""
+    """The functions to time with ``few`` samples; pair-by-pair products only for at most 20, as they take too long."""
     found: dict[str, Peer] = {"jacobian contraction": jacobian_contraction}
     if few <= 20:
         found["vector products"] = vector_products
-    if "nngeometry" not in missing():
+    if "nngeometry" not in missing_peers():
         found["nngeometry"] = nngeometry_gram
     dense = all(isinstance(step, nn.Linear | nn.ReLU) for step in model.children())
-    if dense and "neural_tangents" not in missing():
+    if dense and "neural_tangents" not in missing_peers():
         found["neural-tangents"] = neural_tangents_kernel
     return found

@@ -15,12 +15,12 @@ def best_seconds(function: Callable[[], Any], patience: float) -> float:
     function()
     best, spent = float("inf"), 0.0
     while spent < patience or best == float("inf"):
-        taken = once(function)
+        taken = seconds_once(function)
         best, spent = min(best, taken), spent + taken
     return best
 
 
-def once(function: Callable[[], Any]) -> float:
+def seconds_once(function: Callable[[], Any]) -> float:
     """Processor time of one run."""
     start = time.process_time()
     function()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 
 def dense(width: int) -> nn.Module:
+    """A dense network with five hidden layers, 784 inputs and 10 outputs."""
     layers: list[nn.Module] = [nn.Linear(784, width), nn.ReLU()]
     for _ in range(4):
         layers += [nn.Linear(width, width), nn.ReLU()]
@@ -21,6 +22,7 @@ def dense(width: int) -> nn.Module:
 
 
 def convolutional() -> nn.Module:
+    """Five 3x3 convolutions of 26 filters, a pool and two dense layers."""
     layers: list[nn.Module] = []
     for channels in (3, 26, 26, 26, 26):
         layers += [nn.Conv2d(channels, 26, 3, padding=1), nn.ReLU()]
@@ -30,6 +32,8 @@ def convolutional() -> nn.Module:
 
 
 class Block(nn.Module):
+    """Two 3x3 convolutions and a skip connection."""
+
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
@@ -43,6 +47,7 @@ class Block(nn.Module):
 
 
 def residual() -> nn.Module:
+    """A ResNet-18-like network without batch-norm."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.ReLU()]
     channels = 64
     for width, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
@@ -52,6 +57,7 @@ def residual() -> nn.Module:
 
 
 def two_layers() -> nn.Module:
+    """500 inputs, 1000 hidden units, one output."""
     return nn.Sequential(nn.Linear(500, 1000), nn.ReLU(), nn.Linear(1000, 1))
 
 

@@ -1,1 +1,1 @@
-"""Claims of the papers: the catalogue, the rule that judges them, and the scorecard."""
+"""Claims: their declaration, the rule that judges them, and the scorecard."""

@@ -1,23 +1,28 @@
-"""The scorecard over all studies: one row per claim, from the result files."""
+"""The scorecard: one row per claim of all studies, read from the result files, and the texts of its columns."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Context
 from pathlib import Path
 from typing import Any
 
-from unlazy.claims.catalogue import CATALOGUE
-from unlazy.claims.verdict import UNJUDGED, Row, empty_row
+from unlazy.claims.rule import NO_CONTROLS
 from unlazy.runtime import StoreError
 
+Row = dict[str, Any]
 SCALE_ORDER = ("smoke", "desk", "paper")
-MARKS = {"holds": "●", "partly": "◐", "fails": "✕", "cannot tell": "◌", "not run yet": "○"}  # word: shape
+MARKS = {"holds": "●", "part": "◐", "undecided": "◌", "fails": "✕", NO_CONTROLS: " "}
 PAPERS = {
     "half-space": "Half-space feature learning",
     "emergence": "Feature learning: emergence from inputs",
     "tangent": "An adaptive tangent feature perspective",
+    "estimators": "Our own: estimators for tables",
 }
+LETTERS = "CFBL"  # half-space (C, F), emergence (B), tangent (L); others come last
+AFTER_DATA = "rule written after a first measurement"
 
 
 def results_folder() -> Path:
@@ -28,103 +33,104 @@ def results_folder() -> Path:
 
 
 def load_results(folder: Path) -> list[dict[str, Any]]:
-    """All ``STUDY/SCALE.json`` files, lowest scale first."""
+    """All ``STUDY/SCALE/results.json`` files, lowest scale first."""
     found = []
-    for path in sorted(folder.glob("*/*.json")):
-        if path.stem not in SCALE_ORDER:  # benchmarks, and measurements that a study keeps beside its tables
-            continue
+    for path in sorted(folder.glob("*/*/results.json")):
         try:
             result = json.loads(path.read_text())
-            found.append((SCALE_ORDER.index(result["scale"]), path.name, result))
+            found.append((SCALE_ORDER.index(result["scale"]), path.parent.parent.name, result))
             assert isinstance(result["claims"], list)
         except (ValueError, KeyError, TypeError, AssertionError) as error:
             raise StoreError(f"{path} is not a result file ({error!r}); run its study again.") from error
     return [result for _, _, result in sorted(found, key=lambda entry: entry[:2])]
 
 
-def scorecard(results: Sequence[dict[str, Any]]) -> list[Row]:
-    """A row for every claim of the catalogue; the highest scale that judged it wins. Smoke judges nothing."""
-    judged: dict[str, Row] = {}
+def scorecard(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """A row for every judged claim, from the highest scale; a smoke result never replaces another."""
+    judged: dict[tuple[str, str], Row] = {}
     for result in results:
-        for row in result["claims"] if result["scale"] != "smoke" else ():
-            if row["verdict"] not in UNJUDGED or row["id"] not in judged:
-                judged[row["id"]] = row
-    return [judged.get(claim.id) or empty_row(claim.id) for claim in CATALOGUE]
+        for row in result["claims"]:
+            key = result["study"], row["id"]  # two studies may use the same claim id
+            if result["scale"] != "smoke" or key not in judged:
+                about = {name: result.get(name) for name in ("settings", "provenance", "table_sha256")}
+                judged[key] = {**row, **about}
+    return [judged[key] for key in sorted(judged, key=lambda key: (claim_order(key[1]), key[0]))]
 
 
-def number_text(value: float | None, interval: Sequence[float | None] | None, unit: str | None) -> str:
-    """``1.3 [1.1, 1.5] epochs``; a missing number reads "never" for times, and a dash otherwise."""
-    if interval is None:
+def claim_order(name: str) -> tuple[int, str, int]:
+    """Sort key: C1, C2, ..., C10, F1, ..., B1, ..., L1, then all other ids."""
+    letters, digits = re.match(r"(\D*)(\d*)", name).groups()  # type: ignore[union-attr]
+    known = LETTERS.index(letters) if letters and letters in LETTERS else len(LETTERS)
+    return known, letters, int(digits or 0)
+
+
+def three_digits(number: float) -> str:
+    """A number with three digits, rounded half away from zero, as on the page.
+
+    >>> three_digits(0.5625), three_digits(-0.5625), three_digits(1.65e-16), three_digits(131.4)
+    ('0.563', '-0.563', '1.65e-16', '131')
+    """
+    rounded = Context(prec=3, rounding=ROUND_HALF_UP).create_decimal_from_float(number)
+    return f"{float(rounded):.3g}"
+
+
+def number_text(shown: Mapping[str, Any]) -> str:
+    """``1.3 [1.1, 1.5] epochs``, from the row of a part or shown number. "never" stands for infinity, a dash for no number.
+
+    >>> number_text({"value": 7, "interval": [6, None], "unit": "epochs", "seeds": 5})
+    '7 [6, never] epochs'
+    """
+    measured = shown["seeds"] > shown.get("missing", 0)
+    gap = "never" if measured else "–"  # JSON has no infinity: of a measured part, a number that is not there is one
+    numbers = (shown["value"], *shown["interval"])
+    middle, low, high = (gap if number is None else three_digits(number) for number in numbers)
+    return f"{middle} [{low}, {high}] {shown['unit'] or ''}".strip()
+
+
+def ours_text(row: Mapping[str, Any]) -> str:
+    """The number of a claim's first part as text; empty where it was not measured."""
+    head = row["parts"][0] if row["parts"] else None
+    return "" if head is None or head["missing"] == head["seeds"] else number_text(head)
+
+
+def seeds_text(row: Mapping[str, Any]) -> str:
+    """How many of the declared seeds pass the first part, as ``9/10``; for an identity its random cases."""
+    if not row["parts"]:
         return ""
-    missing = "never" if unit in ("epochs", "times") else "–"
-    middle, low, high = (missing if number is None else f"{number:.3g}" for number in (value, *interval))
-    return f"{middle} [{low}, {high}] {unit or ''}".strip()
+    return f"{row['agree']}/{row['seeds']}" + (" cases" if row["identity"] else "")
 
 
-def ours_text(row: Row) -> str:
-    """The headline number of a judged row."""
-    return "" if row["verdict"] in UNJUDGED else number_text(row["value"], row["interval"], row["unit"])
+def verdict_text(row: Mapping[str, Any]) -> str:
+    """The verdict of the replication with its mark."""
+    return f"{MARKS[row['outcome']]} {row['verdict']}"
 
 
-def seeds_text(row: Row) -> str:
-    return "" if row["seeds"] is None or row["verdict"] in UNJUDGED else f"{row['agree']}/{row['seeds']}"
+def caveats_text(row: Mapping[str, Any]) -> str:
+    """Warnings about a row: its rule was written after the data, or its findings are stale."""
+    late = bool(row["rule_record"] and row["rule_record"]["after_data"])
+    return "; ".join(words for words, holds in ((AFTER_DATA, late), ("findings stale", row["stale"])) if holds)
 
 
-def verdict_text(row: Row) -> str:
-    """Mark, word, and how many parts hold: the headline number is the first part's alone."""
-    words = f"{MARKS[row['verdict']]} {row['verdict']}"
-    held = sum(part["verdict"] == "holds" for part in row["parts"])
-    return (
-        words
-        if row["verdict"] in UNJUDGED or len(row["parts"]) < 2
-        else f"{words} ({held} of {len(row['parts'])} parts hold)"
-    )
+def survives_text(row: Mapping[str, Any]) -> str:
+    """The verdict of the controls with its mark."""
+    return f"{MARKS[row['survives_outcome']]} {row['survives']}".strip()
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
-    """``docs/scorecard.md``: generated, never edited by hand."""
-    lines = [
-        "# Scorecard",
-        "",
-        "<!-- Generated by `make docs` from results/; do not edit. -->",
-        "",
-        "Every numbered claim of the three papers: what the paper gives, what we measured (median over seeds and its",
-        "95 % interval, least and greatest below five seeds; headline part), how many seeds agree, and the verdict. The rule",
-        "was fixed before the run: *holds* when at least 90 % of the seeds and the whole interval are on the claimed side,",
-        "*partly* when the median is, *fails* otherwise, *censored* when training was too short to tell. A claim whose parts",
-        "agree has their verdict, otherwise it is *partly* true; where all are censored we *cannot tell*.",
+def is_exact(row: Mapping[str, Any]) -> bool:
+    """Whether all parts of a claim are identities, checked on random cases."""
+    return bool(row["parts"]) and all(part["identity"] for part in row["parts"])
+
+
+def summary_lines(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The claims of a paper by outcome: five titles, each with its claim ids."""
+
+    def ids(outcome: str, *, exact: bool | None = None) -> list[str]:
+        return [row["id"] for row in rows if row["outcome"] == outcome and exact in (None, is_exact(row))]
+
+    return [
+        ("Exactly true, checked on random cases", ids("holds", exact=True)),
+        ("Replicates", ids("holds", exact=False)),
+        ("Replicates in part", ids("part")),
+        ("Does not replicate", ids("fails")),
+        ("Undecided", ids("undecided")),
     ]
-    for paper, title in PAPERS.items():
-        chosen = [row for row in rows if row["paper"] == paper]
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            "| claim | statement | paper | ours | seeds | verdict |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [_summary_line(row) for row in chosen]
-        lines += [line for row in chosen if row["parts"] for line in _details(row)]
-    return "\n".join(lines) + "\n"
-
-
-def _summary_line(row: Row) -> str:
-    cells = (row["id"], row["statement"], row["paper_value"], ours_text(row), seeds_text(row), verdict_text(row))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _details(row: Row) -> list[str]:
-    lines = ["", f"### {row['id']}: {row['verdict']}", "", row["why"], ""]
-    lines += [f"Scale: {row['scale']}. Command: `{row['command']}`.", ""]
-    lines += ["| part | rule | ours | seeds | verdict |", "|---|---|---|---|---|"]
-    for part in row["parts"]:
-        ours = number_text(part["value"], part["interval"], part["unit"])
-        lines.append(
-            f"| {part['name']} | {part['rule']} | {ours} | {part['agree']}/{part['seeds']} | {part['verdict']} |"
-        )
-    if row["controls"]:
-        lines += ["", "| control | ours | seeds |", "|---|---|---|"]
-        for control in row["controls"]:
-            ours = number_text(control["value"], control["interval"], control["unit"])
-            lines.append(f"| {control['name']} | {ours} | {control['seeds']} |")
-    return lines

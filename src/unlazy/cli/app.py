@@ -1,19 +1,15 @@
-"""The commands. Nothing heavy is imported here: ``unlazy --help`` answers at once, without torch."""
+"""The commands of ``unlazy``. Each imports what it needs inside, so that ``unlazy --help`` does not load torch."""
 
 from __future__ import annotations
 
 import io
-import json
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from unlazy.cli.progress import reporting
 from unlazy.runtime import UnlazyError, __version__, data_folder, require, runs_folder
-from unlazy.studies.registry import STUDIES, check_scale, find_studies
 
 app = typer.Typer(
     help="See what a neural network learns while it trains.",
@@ -21,13 +17,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-runs_app = typer.Typer(help="List, show and compare runs.", invoke_without_command=True)
+runs_app = typer.Typer(invoke_without_command=True)
 app.add_typer(runs_app, name="runs")
-bench_app = typer.Typer(help="What things cost here, beside what others take.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure how long computations take on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
-data_app = typer.Typer(
-    help="Image data: list, fetch, verify, or take files from a folder.", invoke_without_command=True
-)
+data_app = typer.Typer(invoke_without_command=True)
 app.add_typer(data_app, name="data")
 
 INTERRUPTED = 130  # the exit code typer gives Ctrl-C
@@ -36,14 +30,14 @@ ScaleOption = Annotated[
     str, typer.Option(help="smoke (seconds), desk (under two minutes) or paper (the paper's length).")
 ]
 SeedsOption = Annotated[int | None, typer.Option(help="Number of seeds, instead of the scale's own.")]
-WorkersOption = Annotated[int, typer.Option(help="Trainings at once; 0: one per core.")]
+WorkersOption = Annotated[int, typer.Option(help="Number of cases measured at the same time; 0: one per core.")]
 
 
 def main() -> None:
-    """The entry point: deliberate errors become one line and exit code 2."""
+    """Run the command line. An ``UnlazyError`` becomes one line on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that knows few letters gets question marks
+            stream.reconfigure(errors="replace")  # a terminal without these letters shows question marks
     try:
         app()
     except UnlazyError as error:
@@ -51,7 +45,7 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            typer.echo("interrupted: the same command goes on where it stopped.", err=True)
+            typer.echo("interrupted: run the same command again to resume.", err=True)
         raise
 
 
@@ -77,61 +71,129 @@ def demo(
     seeds: SeedsOption = None,
     workers: WorkersOption = 0,
 ) -> None:
-    """Train the circle study, measure it, judge the paper's claims, and write a page to look at."""
-    table = _reproduce("circle", scale, seeds, workers, out / "runs", out / "results")
-    from unlazy.studio.circle_page import write_circle_page
+    """Train and measure the circle study, judge the paper's claims, and write one HTML page."""
+    from unlazy.cli.studies import available_cores, make_request, print_rows, run_study, write_demo_page
+    from unlazy.studies.request import ExecutionOptions
 
-    page = write_circle_page(out / "page.html", out / "results", out / "runs", scale, seeds)
-    _print_rows(table["claims"])
-    typer.echo(f"\nfigures (PNG and PDF): {out / 'results' / 'circle' / scale}")
+    require(workers >= 0, f"workers must be 0 (one per core) or more, got {workers}.")
+    request = make_request("circle", scale, out / "runs", out / "results", seeds, (), "cpu", None)
+    found = run_study(request, ExecutionOptions(workers or available_cores()))
+    page = write_demo_page(out / "page.html", request)
+    print_rows(found.results["claims"])
+    typer.echo(f"\nfigures (PNG and PDF): {found.folder}")
     typer.echo(f"page: {page.resolve()}")
     typer.echo("Open the page in a browser and press space.")
 
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="A study, or a paper (all its studies).")],
+    study: Annotated[str, typer.Argument(help="A study, a paper (all its studies), or a Python file of your own.")],
     scale: ScaleOption = "desk",
     seeds: SeedsOption = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting: seed=0..99, width=32; may be given again.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only cases that match, such as 'resnet-34,*' or 'author,pwc'.")] = "",
     workers: WorkersOption = 0,
-    runs: Annotated[Path | None, typer.Option(help="Where runs are kept (default: UNLAZY_RUNS, or ./runs).")] = None,
-    results: Annotated[
-        Path, typer.Option(help="Where tables and figures go; what a study wrote there at this scale is replaced.")
-    ] = Path("results"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    cluster: Annotated[str | None, typer.Option(help="A Dask scheduler, such as tcp://host:8786.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Start no case that would end after so many seconds.")] = None,
+    retries: Annotated[int, typer.Option(help="How often a failed case is tried again.", min=0)] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print which cases would run, and how long they took before.")
+    ] = False,
+    measure_only: Annotated[
+        bool, typer.Option("--measure-only", help="Write the table; skip claims and figures.")
+    ] = False,
+    judge_only: Annotated[
+        bool, typer.Option("--judge-only", help="Judge and draw the existing table; measure nothing.")
+    ] = False,
+    accept: Annotated[
+        bool,
+        typer.Option("--accept-findings", help="Mark the findings as written for the current table."),
+    ] = False,
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets (default: UNLAZY_DATA).")] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder for runs (default: UNLAZY_RUNS, or ./runs).")] = None,
+    results: Annotated[Path, typer.Option(help="Folder for tables, verdicts and figures.")] = Path("results"),
 ) -> None:
-    """Run a study of a paper: train, measure, judge its claims, draw its figures. Interrupted work goes on."""
-    for entry in find_studies(study):
-        table = _reproduce(entry.name, scale, seeds, workers, runs or runs_folder(), results)
-        _print_rows(table["claims"])
-        typer.echo(f"\nresults: {results / entry.name / f'{scale}.json'}")
+    """Run a study: measure its cases, judge its claims, draw its figures. An interrupted study resumes."""
+    from unlazy.cli.studies import (
+        accept_findings,
+        available_cores,
+        make_request,
+        print_parts,
+        print_plan,
+        print_rows,
+        run_study,
+    )
+    from unlazy.studies.registry import find_studies
+    from unlazy.studies.request import ExecutionOptions
+
+    require(workers >= 0, f"workers must be 0 (one per core) or more, got {workers}.")
+    require(not (measure_only and judge_only), "--measure-only and --judge-only exclude each other.")
+    require(not (only and judge_only), "--only chooses cases to measure; --judge-only measures none. Give one of them.")
+    require(seconds is None or seconds > 0, f"--seconds must be above 0, got {seconds}.")
+    how = ExecutionOptions(workers or available_cores(), cluster, retries, seconds, only)
+    failed = False
+    for reference in find_studies(study):
+        request = make_request(reference, scale, runs or runs_folder(), results, seeds, changes or (), device, data)
+        if dry_run:
+            print_plan(request, how)
+            continue
+        if accept:
+            accept_findings(request)
+        found = run_study(request, how, measure=not judge_only, judge=not measure_only)
+        failed = failed or bool(found.failed)
+        if found.results:
+            print_rows(found.results["claims"])
+            if request.own_file is not None:
+                print_parts(found.results["claims"])
+        typer.echo(f"\nresults: {found.folder}")
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()
 def studies() -> None:
-    """The studies there are."""
-    wide = max(len(entry.name) for entry in STUDIES)
-    for entry in STUDIES:
+    """List all studies."""
+    from unlazy.studies import registry
+
+    wide = max(len(entry.name) for entry in registry.studies())
+    for entry in registry.studies():
         typer.echo(f"{entry.name:{wide}}  {entry.paper:10}  {entry.help}")
 
 
 @app.command()
 def claims(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Claims to show in full, with their parts: C29, B9. Default: all, a line each."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
     results: Annotated[
-        Path | None, typer.Option(help="Result files (default: ./results, or the shipped ones).")
+        Path | None, typer.Option(help="Folder of results (default: ./results, else the shipped ones).")
     ] = None,
 ) -> None:
-    """The scorecard: every numbered claim of the papers, what they say, what we measured, the verdict."""
-    from unlazy.claims.scorecard import load_results, results_folder, scorecard
+    """Print the scorecard: every claim of the papers, the paper's number, ours, and two verdicts."""
+    from unlazy.claims.scorecard import AFTER_DATA, load_results, results_folder, scorecard
+    from unlazy.cli.studies import print_parts, print_rows, print_summaries
 
     folder = results or results_folder()
     require(folder.is_dir(), f"{folder} is not a folder of results; `unlazy reproduce` writes one.")
     rows = scorecard(load_results(folder))
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
-    else:
-        _print_rows(rows)
-        typer.echo(f"\nfrom {folder}; the headline number is that of each claim's first part")
+    require(as_json or bool(rows), f"{folder} holds no judged claim; `unlazy reproduce` writes them.")
+    unknown = sorted(set(names or ()) - {row["id"] for row in rows})
+    require(not unknown, f"there is no claim {', '.join(unknown)} in {folder}; `unlazy claims` lists all.")
+    chosen = [row for row in rows if not names or row["id"] in names]
+    print_rows(chosen, as_json=as_json, one_line=not names)
+    if names and not as_json:
+        print_parts(chosen, shows=False)
+    elif not as_json:
+        print_summaries(rows)
+        typer.echo(
+            f"\nfrom {folder}; the number of a claim is that of its first part; `unlazy claims C29` shows all its parts"
+        )
+        typer.echo(f"†: {AFTER_DATA}, or findings stale")
 
 
 @runs_app.callback()
@@ -142,6 +204,7 @@ def list_runs(
     state: Annotated[str | None, typer.Option(help="Only runs in this state: running, interrupted, ...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
+    """List, show and compare runs."""
     if context.invoked_subcommand is None:
         from unlazy.cli.runs import print_list
 
@@ -152,12 +215,12 @@ def list_runs(
 
 
 RunArgument = Annotated[str, typer.Argument(help="A run folder, or the beginning of a run's id.")]
-RootOption = Annotated[Path | None, typer.Option(help="Where ids are looked up (default: UNLAZY_RUNS, or ./runs).")]
+RootOption = Annotated[Path | None, typer.Option(help="Folder to search for ids (default: UNLAZY_RUNS, or ./runs).")]
 
 
 @runs_app.command("show")
 def show_run(run: RunArgument, root: RootOption = None) -> None:
-    """What a run is, how far it came, and its last measurement."""
+    """Show one run: its state, its versions and its last measurement."""
     from unlazy.cli.runs import find_run, print_run
 
     print_run(find_run(run, root or runs_folder()))
@@ -165,7 +228,7 @@ def show_run(run: RunArgument, root: RootOption = None) -> None:
 
 @runs_app.command("compare")
 def compare_runs(first: RunArgument, second: RunArgument, root: RootOption = None) -> None:
-    """Where two runs differ: settings first, then their last common measurements."""
+    """Compare two runs: the settings that differ, then the last values of the scalars that both have."""
     from unlazy.cli.runs import find_run, print_comparison
 
     print_comparison(*(find_run(run, root or runs_folder()) for run in (first, second)))
@@ -178,7 +241,7 @@ DataSetArgument = Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifa
 
 
 @data_app.callback()
-def take_data(
+def list_or_copy_data(
     context: typer.Context,
     origin: Annotated[
         Path | None,
@@ -186,16 +249,17 @@ def take_data(
     ] = None,
     to: DataFolderOption = None,
 ) -> None:
+    """Image data: list, fetch, verify, or copy files from a folder."""
     command = context.invoked_subcommand
     require(command is None or (origin is None and to is None), f"--from and --to stand alone, not before {command}.")
     require(to is None or origin is not None, "--to says where files go; --from says which, and is missing.")
     if command is None:
-        from unlazy.cli.data import print_list, take_from
+        from unlazy.cli.data import copy_from, print_list
 
         if origin is None:
             print_list(data_folder(), as_json=False)
         else:
-            take_from(origin, to or data_folder())
+            copy_from(origin, to or data_folder())
 
 
 @data_app.command("list")
@@ -203,7 +267,7 @@ def list_data(
     folder: DataFolderOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """The data sets there are: present, missing, incomplete or damaged, and how large."""
+    """List the data sets: present, missing, incomplete or damaged, with their sizes."""
     from unlazy.cli.data import print_list
 
     print_list(folder or data_folder(), as_json)
@@ -211,10 +275,10 @@ def list_data(
 
 @data_app.command("fetch")
 def fetch_data(name: DataSetArgument, to: DataFolderOption = None) -> None:
-    """Download a data set from its publishers and check it. Interrupted downloads go on where they stopped."""
-    from unlazy.cli.data import fetch_one
+    """Download a data set from its publishers and check it. Interrupted downloads resume."""
+    from unlazy.cli.data import fetch_data_set
 
-    fetch_one(name, to or data_folder())
+    fetch_data_set(name, to or data_folder())
 
 
 @data_app.command("verify")
@@ -222,7 +286,7 @@ def verify_data(
     name: Annotated[str | None, typer.Argument(help="One data set; all that are there if left out.")] = None,
     folder: DataFolderOption = None,
 ) -> None:
-    """Hold every file against its checksum; exit code 1 when one is damaged or missing."""
+    """Check every file against its checksum; exit code 1 if one is damaged or missing."""
     from unlazy.cli.data import verify
 
     verify(name, folder or data_folder())
@@ -233,14 +297,14 @@ def studio(
     runs: Annotated[Path | None, typer.Argument(help="Folder of runs (default: UNLAZY_RUNS, or ./runs).")] = None,
     port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8123,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but this machine's own needs --token.")
+        str, typer.Option(help="Address to listen on; one that other machines can reach needs --token.")
     ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help="Word that whoever opens the page must know; `new` makes one up.")
+        str | None, typer.Option(help="Secret that visitors of the page need; `new` generates one.")
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """The page: scrub through training and see all views move together, live while a run is training."""
+    """Serve the studio: a page to scrub through trainings, live while a run is training."""
     from unlazy.cli.studio import studio_command
 
     studio_command(runs or runs_folder(), host=host, port=port, token=token, browser=browser)
@@ -253,9 +317,9 @@ def report(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("page.html"),
     root: RootOption = None,
-    steps: Annotated[int, typer.Option(help="At most so many steps of a run go into the page.", min=2)] = 60,
+    steps: Annotated[int, typer.Option(help="Largest number of steps of a run in the page.", min=2)] = 60,
 ) -> None:
-    """The studio's page with a run inside, as one file that opens without a server or a network."""
+    """Write runs as one HTML file that opens without a server or a network."""
     from unlazy.cli.studio import report_command
 
     report_command(run, out, root or runs_folder(), steps)
@@ -265,26 +329,28 @@ def report(
 def gram(
     model: Annotated[str, typer.Argument(help="A run folder, a JSON model spec, or package.module:function.")],
     data: Annotated[str, typer.Argument(help="A .npy file, or a data set such as digits or cifar-10:test.")],
-    out: Annotated[Path, typer.Option(help="The file to write: .npy, or .zarr, which goes on after a crash.")] = Path(
+    out: Annotated[Path, typer.Option(help="The file to write: .npy, or .zarr, which resumes after a crash.")] = Path(
         "kernel.npy"
     ),
     kernel: Annotated[str, typer.Option(help="tangent, overlap or layer-overlap.")] = "tangent",
     memory: Annotated[
-        str | None, typer.Option(help="What may be used, such as 2GB (default: half of what is free).")
+        str | None, typer.Option(help="Memory limit, such as 2GB (default: half of the free memory).")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many samples.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first so many samples.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of this machine that share the tiles (.zarr).")] = None,
     cluster: Annotated[
         str | None,
         typer.Option(help="A Dask scheduler whose workers share the tiles, such as tcp://host:8786 (.zarr)."),
     ] = None,
     shard: Annotated[
-        str | None, typer.Option(help="Only one of several shares, 0/8 to 7/8, for job arrays (.zarr).")
+        str | None, typer.Option(help="Compute one of several shares, 0/8 to 7/8, for job arrays (.zarr).")
     ] = None,
-    tile: Annotated[int | None, typer.Option(help="Samples a side of a tile (default: planned; .zarr).")] = None,
+    tile: Annotated[
+        int | None, typer.Option(help="Samples per side of a tile (default: chosen by the plan; .zarr).")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan.")] = False,
 ) -> None:
-    """A kernel of a network on a data set, planned first, then written tile by tile (the file may exceed the memory)."""
+    """Compute a kernel of a network on a data set, tile by tile; the file may be larger than the memory."""
     from unlazy.cli.gram import Spread, gram_command
 
     spread = Spread(cluster, workers, shard, tile)
@@ -294,55 +360,12 @@ def gram(
 @bench_app.command("kernels")
 def bench_kernels(
     rows: Annotated[list[str] | None, typer.Argument(help="Rows such as a:full, or a; default: all.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the table goes; rows measured again are replaced.")] = Path(
+    out: Annotated[Path, typer.Option(help="The table to write; rows measured again are replaced.")] = Path(
         "bench.json"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan of each row.")] = False,
 ) -> None:
-    """Tangent kernels of five networks against torch.func (where installed also NNGeometry and neural-tangents), on one core."""
+    """Time tangent kernels of five networks against torch.func, NNGeometry and neural-tangents (where installed), on one core."""
     from unlazy.cli.bench import bench_kernels
 
     bench_kernels(rows or (), out, dry_run=dry_run)
-
-
-def _reproduce(name: str, scale: str, seeds: int | None, workers: int, runs: Path, results: Path) -> dict[str, Any]:
-    check_scale(scale)
-    require(workers >= 0, f"workers must be 0 (one per core) or more, got {workers}.")
-    for folder in (runs, results):
-        require(not folder.exists() or folder.is_dir(), f"{folder} is a file; a folder is needed. Choose another name.")
-    (entry,) = [entry for entry in STUDIES if entry.name == name]
-    module = entry.load()
-    with reporting() as report:
-        table: dict[str, Any] = module.reproduce(
-            scale, runs=runs, results=results, seeds=seeds, workers=workers or _cores(), progress=report
-        )
-    made_by = table["provenance"]["code_sha256"]
-    if made_by != table["provenance"]["judged_by_code"]:
-        typer.echo(f"note: some runs were trained by an earlier version of the code; delete {runs} to train again.")
-    return table
-
-
-def _cores() -> int:
-    """The cores this process may use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from unlazy.claims.scorecard import ours_text, seeds_text, verdict_text
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    table = Table("claim", "statement", "paper", "ours (median, 95 %)", "seeds", "verdict", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(
-            row["id"],
-            row["statement"],
-            row["paper_value"],
-            escape(ours_text(row)),
-            seeds_text(row),
-            verdict_text(row),
-        )
-    console.print(table)

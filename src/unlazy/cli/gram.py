@@ -1,5 +1,6 @@
-"""``unlazy gram``: a kernel of a network on a data set, planned, then written tile by tile: to one .npy file, or to a .zarr
-array, which several processes or a cluster may fill and which a crash does not set back.
+"""``unlazy gram``: computes a kernel of a network on a data set tile by tile, into a .npy file or a .zarr array.
+
+Several processes or a cluster may fill a .zarr array, and it resumes after a crash.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from unlazy.cli.progress import reporting
+from unlazy.cli.progress import report_progress
 from unlazy.data.images import load_images
-from unlazy.kernels.capture import samples
-from unlazy.kernels.filed import KERNELS, Job, gram_file, plan_file
+from unlazy.kernels.capture import sample_count
+from unlazy.kernels.gram_on_disk import gram_file, plan_file
+from unlazy.kernels.gram_tiles import KERNELS, GramJob
 from unlazy.kernels.overlap import layer_overlap, overlap_kernel
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.build import build, build_stack, member
 from unlazy.runtime import InputError, require
 from unlazy.store import Run
 
-# Of local workers: freed memory is kept for the next tile, where Dask's own choice gives it back at once; a quarter of the time.
+# Local workers keep freed memory for the next tile. Dask's default returns it at once, which takes four times as long.
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": 2**40, "MALLOC_MMAP_MAX_": 0, "OMP_NUM_THREADS": 1}
 
 
@@ -48,7 +50,7 @@ class Spread:
         require(len(many) <= 1, f"--{' and --'.join(many)} do not go together: each says who computes the tiles.")
 
     def share(self) -> tuple[int, int]:
-        """``"2/8"`` as numbers: the third of eight shares."""
+        """The share and the number of shares: ``"2/8"`` gives ``(2, 8)``; ``(0, 1)`` without ``--shard``."""
         if self.shard is None:
             return 0, 1
         number, slash, shards = self.shard.partition("/")
@@ -70,7 +72,7 @@ def gram_command(
     *,
     dry_run: bool,
 ) -> None:
-    """Plan, and unless it is a dry run, compute."""
+    """Print the plan and compute the kernel. ``dry_run``: only print the plan."""
     require(kernel in KERNELS, f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}.")
     require(out.suffix in (".npy", ".zarr"), f"the kernel is written as .npy or .zarr; got {out}.")
     require(
@@ -78,7 +80,7 @@ def gram_command(
         "tiles are shared out for a .zarr array only: --out kernel.zarr.",
     )
     share = spread.share()
-    job = Job(kernel, load_model(model), load_inputs(data, limit), memory=memory)
+    job = GramJob(kernel, load_model(model), load_inputs(data, limit), memory=memory)
     engine = job.engine()
     plan = plan_file(job, engine, spread.tile)
     typer.echo(str(plan))
@@ -89,7 +91,7 @@ def gram_command(
     if dry_run:
         return
     start = time.perf_counter()
-    with reporting() as report:
+    with report_progress() as report:
         follow = partial(report, "tiles")
         if out.suffix == ".npy":
             _write_npy(job, out, dtype, follow)
@@ -111,9 +113,9 @@ def gram_command(
         typer.echo(f"{left} tiles are left to the other shares")
 
 
-def _write_npy(job: Job, out: Path, dtype: np.dtype[Any], progress: Callable[[int, int], None]) -> None:
-    """The whole file or none."""
-    n, part = samples(job.x), out.with_name(f".{out.name}.part")
+def _write_npy(job: GramJob, out: Path, dtype: np.dtype[Any], progress: Callable[[int, int], None]) -> None:
+    """Compute the kernel into a .npy file; a failed computation leaves no file."""
+    n, part = sample_count(job.x), out.with_name(f".{out.name}.part")
     require(not out.is_dir(), f"{out} is a folder; name the file to write.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +133,7 @@ def _write_npy(job: Job, out: Path, dtype: np.dtype[Any], progress: Callable[[in
 
 @contextmanager
 def _client(spread: Spread) -> Iterator[Any]:
-    """A connection to the workers that were asked for, if any."""
+    """Connect to the Dask workers that the options name; yields ``None`` if they name none."""
     if spread.cluster is None and spread.workers is None:
         yield None
         return
@@ -155,7 +157,7 @@ def _client(spread: Spread) -> Iterator[Any]:
 
 
 def load_model(name: str) -> nn.Module:
-    """A run folder (first member, last checkpoint), a JSON model spec, or ``package.module:function`` that makes a module."""
+    """Load a model from a run folder (first member, last checkpoint), a JSON spec, or ``package.module:function``."""
     path = Path(name)
     if path.is_dir():
         return _model_of_run(Run(path))
@@ -168,14 +170,14 @@ def load_model(name: str) -> nn.Module:
             raise InputError(f"{path} is not JSON ({error}); {how}.") from error
     module, colon, function = name.partition(":")
     require(bool(colon), f"{name!r} is no run folder, no .json spec and no package.module:function.")
-    made = _made_by(module, function)
+    made = _call_function(module, function)
     if not isinstance(made, nn.Module):
         raise InputError(f"{name} must return a torch module, got {type(made).__name__}.")
     return made
 
 
-def _made_by(module: str, function: str) -> Any:
-    """What a function of a module gives without arguments; modules in the current folder are found like installed ones."""
+def _call_function(module: str, function: str) -> Any:
+    """Call a function of a module without arguments; modules in the current folder are found too."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -189,18 +191,19 @@ def _made_by(module: str, function: str) -> Any:
 
 
 def _model_of_run(run: Run) -> nn.Module:
-    kept = run.last_checkpoint()
+    """The first member of a run, from its last checkpoint."""
+    checkpoint = run.last_checkpoint()
     spec = run.header["model"]
     if spec is None:
         raise InputError(
             f"{run.folder} watched a model of your own and keeps its numbers, not its code; "
             "name what makes the model instead: module:function, such as mine:Net for Net in mine.py."
         )
-    require(kept is not None, f"{run.folder} has no checkpoint; give a JSON spec, or module:function.")
-    assert kept is not None
+    require(checkpoint is not None, f"{run.folder} has no checkpoint; give a JSON spec, or module:function.")
+    assert checkpoint is not None
     numbers = {
         name.removeprefix("model/"): torch.from_numpy(np.asarray(array))
-        for name, array in kept[1].items()
+        for name, array in checkpoint[1].items()
         if name.startswith("model/")
     }
     betas = [entry["beta"] for entry in run.members]
@@ -212,7 +215,7 @@ def _model_of_run(run: Run) -> nn.Module:
 
 
 def load_inputs(name: str, limit: int | None) -> Tensor:
-    """A .npy file, or a data set: ``digits``, ``cifar-10``, ``mnist:test``. Flat for grey images, as images for coloured ones."""
+    """Load inputs from a .npy file or a data set such as ``digits`` or ``mnist:test``; grey images are flattened."""
     if name.endswith(".npy"):
         require(Path(name).is_file(), f"there is no file {name}.")
         try:

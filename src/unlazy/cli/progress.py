@@ -1,4 +1,4 @@
-"""Progress on the terminal: bars where there is one, a plain line now and then where there is none."""
+"""Progress: bars on a terminal, else a plain line every ten seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PLAIN_SECONDS = 10.0
 
 
 @contextmanager
-def reporting() -> Iterator[Report]:
-    """Yields ``report(what, done, total)``; each new ``what`` gets its own bar."""
+def report_progress() -> Iterator[Report]:
+    """Yield a function ``report(what, done, total)``; each new ``what`` gets its own bar."""
     if not sys.stderr.isatty():
         yield _plain_lines()
         return
@@ -31,9 +31,10 @@ def reporting() -> Iterator[Report]:
     from rich.text import Text
 
     class Rate(ProgressColumn):
-        """How many a second, once that is known."""
+        """Shows how many items are done per second."""
 
         def render(self, task: Task) -> Text:
+            """The text of the column; empty until the speed is known."""
             return Text(f"{task.speed:.3g}/s" if task.speed else "")
 
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
@@ -49,6 +50,7 @@ def reporting() -> Iterator[Report]:
 
 
 def _plain_lines() -> Report:
+    """A report function that prints a line every ``PLAIN_SECONDS``."""
     last: dict[str, tuple[float, int]] = {}
 
     def report(what: str, done: int, total: int) -> None:

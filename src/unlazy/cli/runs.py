@@ -1,4 +1,4 @@
-"""Printing runs: the list, one of them, the difference of two."""
+"""``unlazy runs``: prints the list of runs, one run, and a comparison of two."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import typer
 from unlazy.runtime import StoreError
 from unlazy.store import Run, find_runs
 
-CELL = 30  # letters of a setting in a comparison
-LONGEST_NAME = 256  # of a file, in letters; asking for a longer one is an error
+CELL = 30  # width of a setting in a comparison, in characters
+LONGEST_NAME = 256  # of a file; asking for a longer one is an error
 
 
 def print_list(root: Path, study: str | None, state: str | None, as_json: bool) -> None:
-    """One line a run, oldest first; damaged folders are named, not hidden."""
+    """Print one line per run, oldest first; damaged folders go to stderr."""
     runs, broken = find_runs(root)
     rows = []
     for run in runs:
         try:
-            rows.append(describe(run))
+            rows.append(run_row(run))
         except StoreError as error:
             broken.append(error)
     every = len(rows)
@@ -49,7 +49,7 @@ def print_list(root: Path, study: str | None, state: str | None, as_json: bool) 
 
 
 def find_run(name: str, root: Path) -> Run:
-    """The run in this folder, or the one below ``root`` whose id begins so."""
+    """The run in the folder ``name``, or the only one below ``root`` whose id begins with ``name``."""
     if "/" in name or (len(name) < LONGEST_NAME and Path(name).exists()):
         return Run(name)
     found = [run for run in find_runs(root)[0] if run.id.startswith(name)]
@@ -60,21 +60,21 @@ def find_run(name: str, root: Path) -> Run:
 
 
 def print_run(run: Run) -> None:
-    """Header facts and the last value of every scalar, median over members."""
-    for name, value in describe(run).items():
+    """Print state and versions of a run, and the last value of every scalar (median over members)."""
+    for name, value in run_row(run).items():
         if value is not None:
             typer.echo(f"{name:12} {value}")
     for name in ("unlazy", "torch", "threads", "dtype", "started"):
-        typer.echo(f"{name:12} {run.header['provenance'].get(name, 'not told')}")
+        typer.echo(f"{name:12} {run.header['provenance'].get(name, 'unknown')}")
     for name, value in last_medians(run).items():
         typer.echo(f"{name:20} {value:.6g}")
 
 
 def print_comparison(a: Run, b: Run) -> None:
-    """Settings that differ, then the last medians over members side by side."""
+    """Print the settings that differ, then the last value of every common scalar (median over members)."""
     typer.echo(f"{'':32} {a.folder.name:>{CELL}} {b.folder.name:>{CELL}}")
-    flat_a, flat_b = (flatten(run.header["recipe"]) for run in (a, b))
-    for side, run in ((flat_a, a), (flat_b, b)):  # members are many: show the values they take
+    flat_a, flat_b = (flatten_settings(run.header["recipe"]) for run in (a, b))
+    for side, run in ((flat_a, a), (flat_b, b)):  # one line per setting of the members, not one per member
         for key in [key for key in side if key.startswith("members[")]:
             del side[key]
         for name in ("seed", "lr", "beta"):
@@ -83,25 +83,25 @@ def print_comparison(a: Run, b: Run) -> None:
     for key in sorted(flat_a.keys() | flat_b.keys()):
         left, right = flat_a.get(key, "-"), flat_b.get(key, "-")
         if left != right and not key.startswith("measures"):
-            left, right = cells(left, right)
+            left, right = shorten_pair(left, right)
             typer.echo(f"{key:32} {left:>{CELL}} {right:>{CELL}}")
     medians_a, medians_b = last_medians(a), last_medians(b)
     for name in sorted(medians_a.keys() & medians_b.keys()):
         typer.echo(f"{name:32} {medians_a[name]:{CELL}.6g} {medians_b[name]:{CELL}.6g}")
 
 
-def cells(left: Any, right: Any) -> tuple[str, str]:
-    """Two settings that differ, each on one line and cut to a column; of long ones the place where they part."""
+def shorten_pair(left: Any, right: Any) -> tuple[str, str]:
+    """Two different values, each cut to ``CELL`` characters around the first place where they differ."""
     texts = [" ".join(str(value).split()) for value in (left, right)]
     first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
     start = first - CELL // 3 if first >= CELL - 2 else 0
-    begun = [f"…{text[start:]}" if start else text for text in texts]
-    short = [text if len(text) <= CELL else f"{text[: CELL - 1]}…" for text in begun]
+    parts = [f"…{text[start:]}" if start else text for text in texts]
+    short = [text if len(text) <= CELL else f"{text[: CELL - 1]}…" for text in parts]
     return short[0], short[1]
 
 
-def describe(run: Run) -> dict[str, Any]:
-    """The facts of one row of the list."""
+def run_row(run: Run) -> dict[str, Any]:
+    """The columns of one run in the list."""
     status = run.status()
     return {
         "id": run.id,
@@ -125,12 +125,12 @@ def last_medians(run: Run) -> dict[str, float]:
     return {name: float(np.nanmedian(values)) for name, values in numbers.items() if not np.isnan(values).all()}
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested settings as ``a.b.c: value``."""
     if isinstance(value, Mapping):
-        pairs = [flatten(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items()]
+        pairs = [flatten_settings(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items()]
     elif isinstance(value, list) and value and isinstance(value[0], Mapping | list):
-        pairs = [flatten(inner, f"{prefix}[{index}]") for index, inner in enumerate(value)]
+        pairs = [flatten_settings(inner, f"{prefix}[{index}]") for index, inner in enumerate(value)]
     else:
         return {prefix: value}
     return {key: inner for pair in pairs for key, inner in pair.items()}

@@ -1,4 +1,4 @@
-"""The page: served live over a folder of runs, or written as one file."""
+"""``unlazy studio`` and ``unlazy report``: serves the page, or writes it as one file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from unlazy.runtime import require
 
 
 def studio_command(runs: Path, *, host: str, port: int, token: str | None, browser: bool) -> None:
-    """Serve until Ctrl-C."""
-    from unlazy.studio.app import serve
+    """Serve the page until Ctrl-C."""
+    from unlazy.studio.server import serve
 
-    def ready(address: str) -> None:
+    def announce(address: str) -> None:
+        """Print the address and open a browser."""
         typer.echo(f"runs below {runs.resolve()}")
         typer.echo(f"open {address}   (Ctrl-C ends it)")
         if browser:
@@ -23,11 +24,11 @@ def studio_command(runs: Path, *, host: str, port: int, token: str | None, brows
             webbrowser.open(address)
 
     chosen = secrets.token_urlsafe(18) if token == "new" else token
-    serve(runs, host=host, port=port, token=chosen, ready=ready)
+    serve(runs, host=host, port=port, token=chosen, ready=announce)
 
 
 def report_command(names: list[str], out: Path, root: Path, steps: int) -> None:
-    """One or more runs as one file."""
+    """Write one or more runs as one HTML file."""
     from unlazy.cli.runs import find_run
     from unlazy.studio.report import write_run_report
 

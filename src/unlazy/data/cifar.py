@@ -1,8 +1,8 @@
-"""CIFAR's "python version" files are pickles. They are read here by an unpickler that can run nothing.
+"""Read CIFAR's "python version" files, which are pickles, with an unpickler that cannot run code.
 
-A pickle is a program: it may name any function and have it called. The published files name three things, all for
-putting their array of pixels together again. Those three are played by inert stand-ins, any other name is an
-error, so no file can reach a function of Python or NumPy, whatever it says.
+A pickle is a program: it may name any function and have it called. The published files name three NumPy objects, all to
+rebuild their array of pixels. Inert stand-ins replace those three, and any other name is an error. So no file, damaged or
+hostile, can reach a function of Python or NumPy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from unlazy.runtime import InputError, require
 SHAPE = (3, 32, 32)
 
 
-class _Fixed:
-    """What a pickle can name but not change: pickle's BUILD, which would set attributes, is refused."""
+class _Immutable:
+    """A stand-in that a pickle can name but not change: pickle's BUILD, which sets attributes, raises ``InputError``."""
 
     __slots__ = ()
 
@@ -29,14 +29,14 @@ class _Fixed:
         raise InputError(f"it tries to change {type(self).__name__}")
 
 
-class _ArrayKind(_Fixed):
+class _ArrayClass(_Immutable):
     """Stands for ``numpy.ndarray``."""
 
     __slots__ = ()
 
 
-class _Bytes:
-    """Stands for the unsigned 8-bit element type, the only one in the files; what a pickle tells it is ignored."""
+class _ByteType:
+    """Stands for the unsigned 8-bit element type, the only one in the files; attributes that a pickle sets are ignored."""
 
     __slots__ = ()
 
@@ -44,14 +44,14 @@ class _Bytes:
         pass
 
 
-class _ElementKind(_Fixed):
+class _DtypeClass(_Immutable):
     """Stands for ``numpy.dtype``."""
 
     __slots__ = ()
 
-    def __call__(self, code: object, *flags: object) -> _Bytes:
+    def __call__(self, code: object, *flags: object) -> _ByteType:
         require(code == b"u1", f"its array has elements of kind {code!r}, expected u1 (bytes)")
-        return _Bytes()
+        return _ByteType()
 
 
 class _Array:
@@ -62,7 +62,7 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, column_order, raw = state
         require(
-            isinstance(kind, _Bytes) and not column_order and isinstance(raw, bytes), "its array is not plain bytes"
+            isinstance(kind, _ByteType) and not column_order and isinstance(raw, bytes), "its array is not plain bytes"
         )
         self.shape, self.raw = shape, raw
 
@@ -71,25 +71,28 @@ class _Array:
         return np.frombuffer(self.raw, np.uint8).reshape(self.shape)
 
 
-class _Rebuild(_Fixed):
+class _MakeArray(_Immutable):
     """Stands for ``numpy.core.multiarray._reconstruct``, which makes an array that is filled afterwards."""
 
     __slots__ = ()
 
     def __call__(self, kind: object, shape: object, code: object) -> _Array:
-        require(isinstance(kind, _ArrayKind), f"it rebuilds {kind!r}, expected an array")
+        require(isinstance(kind, _ArrayClass), f"it rebuilds {kind!r}, expected an array")
         return _Array()
 
 
 ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _Rebuild(),
-    ("numpy", "ndarray"): _ArrayKind(),
-    ("numpy", "dtype"): _ElementKind(),
+    ("numpy.core.multiarray", "_reconstruct"): _MakeArray(),
+    ("numpy", "ndarray"): _ArrayClass(),
+    ("numpy", "dtype"): _DtypeClass(),
 }
 
 
 class _Unpickler(pickle.Unpickler):
+    """An unpickler that finds the stand-ins and nothing else."""
+
     def find_class(self, module: str, name: str) -> Any:
+        """The stand-in of a name; other names raise ``InputError``."""
         if (module, name) not in ALLOWED:
             raise InputError(f"it asks for {module}.{name}, which no CIFAR file needs; nothing of it was run")
         return ALLOWED[module, name]

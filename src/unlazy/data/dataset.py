@@ -1,4 +1,4 @@
-"""A data set is tensors plus the words that make them again."""
+"""A data set: tensors, with the name and options from which they can be made again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Dataset:
         return replace(self, x=self.x.to(device), y=self.y.to(device), groups=groups)
 
     def take(self, rows: Tensor | slice) -> Dataset:
-        """Some of the samples."""
+        """The samples of some rows, as numbers, a mask or a slice."""
         groups = {name: inside[rows] for name, inside in self.groups.items()}
         return replace(self, x=self.x[rows], y=self.y[..., rows, :], groups=groups)
 
@@ -70,5 +70,5 @@ class Dataset:
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, Any]:
-        """What a run keeps of its data: ``{name, options, fingerprint}``."""
+        """The entry ``data`` of a run: ``{name, options, fingerprint}``."""
         return {"name": self.name, "options": dict(self.options), "fingerprint": self.fingerprint}

@@ -1,4 +1,4 @@
-"""Downloads that survive a broken line: bytes gather in NAME.part, and only the published file gets its name."""
+"""Downloads that resume: bytes collect in NAME.part, which is renamed once its checksum is the published one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from unlazy.runtime import InputError, StoreError, __version__
 Report = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 
-SILENCE = 30.0  # seconds without a byte after which a connection counts as broken
-TRIES = 4  # in a row without a new byte, before an address is given up
+TIMEOUT = 30.0  # seconds without a byte after which a connection counts as broken
+TRIES = 4  # in a row without a new byte; then the next address is tried
 PAUSE = 1.0  # seconds before the second try; doubled each time
-PIECE = 1 << 16
-LATER = (408, 429)  # the only HTTP answers below 500 that ask to come again
+CHUNK = 1 << 16
+RETRY_CODES = (408, 429)  # HTTP answers below 500 after which another try may succeed
 
 
-class _Refused(Exception):  # noqa: N818
-    """An address that is not worth another try; says why."""
+class _AddressFailed(Exception):  # noqa: N818
+    """This address will not give the file, so another try is useless; the message says why."""
 
 
-def _silent(line: str) -> None:
-    """Nobody listens."""
+def _ignore_message(line: str) -> None:
+    """The default of ``say``."""
 
 
-def fetch(source: Source, folder: Path, report: Report, say: Say = _silent) -> list[Path]:
-    """Download what is missing or damaged of a data set into the data folder; gives the files that are new.
+def fetch(source: Source, folder: Path, report: Report, say: Say = _ignore_message) -> list[Path]:
+    """Download the missing or damaged files of a data set into the data folder; returns the new files.
 
-    ``report(what, done, total)`` counts bytes; ``say(line)`` hears which address is tried and what went wrong.
+    ``report(what, done, total)`` receives the progress in kilobytes; ``say(line)`` the address that is tried and what went wrong.
     """
     absent = [check.path for check in check_source(source, folder) if check.state != "present"]
     if absent and source.archive:
@@ -53,31 +53,31 @@ def fetch(source: Source, folder: Path, report: Report, say: Say = _silent) -> l
     return absent
 
 
-def download(file: File, addresses: tuple[str, ...], target: Path, report: Report, say: Say = _silent) -> None:
-    """Fetch one file from the first address that has it, going on where an earlier call stopped."""
+def download(file: File, addresses: tuple[str, ...], target: Path, report: Report, say: Say = _ignore_message) -> None:
+    """Download one file from the first address that has it, resuming where an earlier call stopped."""
     part = target.with_name(f"{file.name}.part")
     problems = []
-    with _locked(part) as gathered:
-        waiting = list(addresses)
-        while waiting:
-            url = waiting[0] + file.name
-            begun_before = gathered.seek(0, os.SEEK_END) > 0
+    with _open_part_file(part) as part_file:
+        untried = list(addresses)
+        while untried:
+            url = untried[0] + file.name
+            begun_before = part_file.seek(0, os.SEEK_END) > 0
             say(f"trying {url}")
             try:
-                _gather(url, file, gathered, report, say)
-            except _Refused as problem:
+                _download_with_retries(url, file, part_file, report, say)
+            except _AddressFailed as problem:
                 problems.append(f"{url} {problem}")
-                waiting.pop(0)
+                untried.pop(0)
                 continue
             check = check_file(part, file)
             if check.state == "present":
-                _give_name(gathered, part, target)
+                _rename_to_target(part_file, part, target)
                 return
-            gathered.truncate(0)
-            if not begun_before:  # otherwise the old bytes may be to blame: the same address again, from the start
+            part_file.truncate(0)
+            if not begun_before:  # otherwise the old bytes may be wrong: try the same address from the start
                 problems.append(f"{url} sent a wrong file (expected {check.expected}, found {check.found})")
-                waiting.pop(0)
-        kept = gathered.seek(0, os.SEEK_END)
+                untried.pop(0)
+        kept = part_file.seek(0, os.SEEK_END)
         if not kept:
             part.unlink()
     so_far = (
@@ -91,83 +91,85 @@ def download(file: File, addresses: tuple[str, ...], target: Path, report: Repor
 
 
 @contextmanager
-def _locked(part: Path) -> Iterator[io.FileIO]:
-    """The file that gathers a download, open at its end, for one process at a time."""
+def _open_part_file(part: Path) -> Iterator[io.FileIO]:
+    """The .part file of a download, open at its end and locked for this process."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        gathered = io.FileIO(part, "a")
+        part_file = io.FileIO(part, "a")
     except OSError as error:
         raise StoreError(f"could not write {part}: {error.strerror}. Choose another folder with --to.") from error
-    with gathered:
+    with part_file:
         try:
-            fcntl.flock(gathered, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = not os.path.samestat(os.fstat(gathered.fileno()), part.stat())  # renamed since it was opened
+            fcntl.flock(part_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = not os.path.samestat(os.fstat(part_file.fileno()), part.stat())  # renamed since it was opened
         except OSError:
             taken = True
         if taken:
             raise StoreError(f"another process is downloading {part}; wait for it, or choose another folder with --to.")
-        yield gathered
+        yield part_file
 
 
-def _gather(url: str, file: File, gathered: io.FileIO, report: Report, say: Say) -> None:
-    """Pull until the length is right; a broken connection is taken up again where it broke."""
-    fruitless = 0
-    while (before := gathered.seek(0, os.SEEK_END)) != file.size:
+def _download_with_retries(url: str, file: File, part_file: io.FileIO, report: Report, say: Say) -> None:
+    """Request bytes until the length is right; after a broken connection, resume where it broke."""
+    failures = 0
+    while (before := part_file.seek(0, os.SEEK_END)) != file.size:
         try:
-            _pull(url, file, gathered, report)
+            _request_missing_bytes(url, file, part_file, report)
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
-                if error.code < 500 and error.code not in LATER:
-                    raise _Refused(f"answered {error.code} {error.reason}") from error
-            fruitless = 0 if gathered.seek(0, os.SEEK_END) > before else fruitless + 1
-            if fruitless == TRIES:
-                raise _Refused(f"failed {TRIES} times in a row: {error}") from error
-            pause = PAUSE * 2**fruitless
+                if error.code < 500 and error.code not in RETRY_CODES:
+                    raise _AddressFailed(f"answered {error.code} {error.reason}") from error
+            failures = 0 if part_file.seek(0, os.SEEK_END) > before else failures + 1
+            if failures == TRIES:
+                raise _AddressFailed(f"failed {TRIES} times in a row: {error}") from error
+            pause = PAUSE * 2**failures
             say(f"{error}; again in {pause:g} s")
             time.sleep(pause)
 
 
-def _pull(url: str, file: File, gathered: io.FileIO, report: Report) -> None:
+def _request_missing_bytes(url: str, file: File, part_file: io.FileIO, report: Report) -> None:
     """One request for the bytes that are still missing."""
-    have = gathered.seek(0, os.SEEK_END)
+    have = part_file.seek(0, os.SEEK_END)
     if have > file.size:
-        gathered.truncate(0)
+        part_file.truncate(0)
         have = 0
     headers = {"User-Agent": f"unlazy/{__version__}"} | ({"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SILENCE) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as answer:
         if have and not (answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")):
             if answer.status == 206:
-                raise _Refused("answered with other bytes than it was asked for")
-            gathered.truncate(0)  # it knows no ranges and sends everything
+                raise _AddressFailed("answered with other bytes than it was asked for")
+            part_file.truncate(0)  # it knows no ranges and sends everything
             have = 0
         if answer.length is not None and have + answer.length != file.size:
-            raise _Refused(f"offers {have + answer.length} bytes, expected {file.size}")
-        while piece := answer.read(PIECE):
-            have += len(piece)
+            raise _AddressFailed(f"offers {have + answer.length} bytes, expected {file.size}")
+        while chunk := answer.read(CHUNK):
+            have += len(chunk)
             if have > file.size:
-                gathered.truncate(0)
-                raise _Refused(f"sent more than the {file.size} bytes expected")
-            _write(gathered, piece)
+                part_file.truncate(0)
+                raise _AddressFailed(f"sent more than the {file.size} bytes expected")
+            _append(part_file, chunk)
             report(f"{file.name} (kB)", have // 1000, file.size // 1000)
     if have < file.size:
         raise ConnectionError(f"the connection ended after {have} of {file.size} bytes")
 
 
-def _give_name(gathered: io.FileIO, part: Path, target: Path) -> None:
+def _rename_to_target(part_file: io.FileIO, part: Path, target: Path) -> None:
+    """Move the complete .part file to its final name."""
     try:
-        os.fsync(gathered.fileno())
+        os.fsync(part_file.fileno())
         part.replace(target)
     except OSError as error:
         raise StoreError(f"could not write {target}: {error.strerror}; the whole file stands in {part}.") from error
 
 
-def _write(gathered: io.FileIO, piece: bytes) -> None:
-    view = memoryview(piece)
+def _append(part_file: io.FileIO, chunk: bytes) -> None:
+    """Write bytes at the end of the .part file; raises ``StoreError`` when the disk is full."""
+    view = memoryview(chunk)
     try:
         while view:
-            view = view[gathered.write(view) :]
+            view = view[part_file.write(view) :]
     except OSError as error:
         raise StoreError(
-            f"could not write {gathered.name}: {error.strerror}. Free some space; the same command goes on from there."
+            f"could not write {part_file.name}: {error.strerror}. Free some space; the same command goes on from there."
         ) from error

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unlazy.data.cifar import read_batch, read_names
-from unlazy.data.files import read_checked
+from unlazy.data.files import read_published_file
 from unlazy.data.idx import read_idx
 from unlazy.data.sources import SOURCES
 from unlazy.runtime import InputError, data_folder, require
@@ -39,7 +39,7 @@ MOMENTS = {
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures as bytes with the number of each one's class; ``white`` is the byte that stands for 1.
+    """Images as bytes with the class number of each; ``white`` is the byte that stands for 1.
 
     ``mean`` and ``deviation`` per channel belong to the training images of the whole data set, so that its two
     splits, and every part of them, are standardised alike.
@@ -73,7 +73,7 @@ class Images:
         return f"Images({self.name!r}, {self.split!r}: {len(self)} of {size}, {len(self.classes)} classes)"
 
     def floats(self, standardise: bool = False) -> Float32[Tensor, "n c h w"]:
-        """Pixels in [0, 1], or with the training images' mean 0 and deviation 1 in every channel."""
+        """Pixels in [0, 1]; ``standardise``: with mean 0 and deviation 1 over the training images in every channel."""
         values = self.pixels.to(torch.float32).div_(self.white)
         if standardise:
             channels = self.pixels.shape[1]
@@ -87,15 +87,15 @@ class Images:
         return values
 
     def flat(self, standardise: bool = False) -> Float32[Tensor, "n d"]:
-        """The same with every picture as one row: channels, then rows, then columns."""
+        """``floats`` with every image as one row: channels, then rows, then columns."""
         return self.floats(standardise).flatten(1)
 
     def one_hot(self) -> Float32[Tensor, "n k"]:
-        """1 at the class of each picture, 0 elsewhere."""
+        """1 at the class of each image, 0 elsewhere."""
         return torch.nn.functional.one_hot(self.labels, len(self.classes)).to(torch.float32)
 
     def take(self, rows: Tensor | slice) -> Images:
-        """Some of the pictures."""
+        """Some of the images."""
         return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
 
     @cached_property
@@ -111,20 +111,23 @@ class Images:
 def load_images(name: str, split: str = "train", folder: Path | None = None) -> Images:
     """One split of mnist, fashion-mnist, cifar-10, cifar-100 (fine classes) or digits.
 
-    Files are looked for in ``folder`` (default: ``UNLAZY_DATA``, or the user's cache folder) and held against
-    their checksums before anything in them is believed. ``unlazy data`` says what is there and fetches the rest;
-    digits (8 x 8, values 0 to 16) come with scikit-learn.
+    Files are read from ``folder`` (default: ``UNLAZY_DATA``, or the user's cache folder) after a check of their checksums.
+    ``unlazy data`` shows which files are there, ``unlazy data fetch`` downloads the rest. Digits (8 x 8, values 0 to 16)
+    come with scikit-learn.
+
+    >>> load_images("digits", "test").pixels.shape
+    torch.Size([360, 1, 8, 8])
     """
     require(name in MOMENTS, f"there is no data set {name!r}; there are: {', '.join(MOMENTS)}.")
     require(split in ("train", "test"), f"split must be 'train' or 'test', got {split!r}.")
     if name == "digits":
-        return _digits(split)
+        return _load_digits(split)
     root = data_folder() if folder is None else folder
     pixels, labels, classes = (_read_mnist if name.endswith("mnist") else _read_cifar)(name, split, root)
-    return _images(name, split, pixels, labels, classes)
+    return _make_images(name, split, pixels, labels, classes)
 
 
-def _images(
+def _make_images(
     name: str,
     split: str,
     pixels: NDArray[np.uint8],
@@ -132,16 +135,17 @@ def _images(
     classes: tuple[str, ...],
     white: int = 255,
 ) -> Images:
+    """Arrays as :class:`Images`, with the moments of their data set."""
     mean, deviation = MOMENTS[name]
-    labels_in_full = torch.from_numpy(labels.astype(np.int64))
-    return Images(name, split, torch.from_numpy(pixels), labels_in_full, classes, white, mean, deviation)
+    wide_labels = torch.from_numpy(labels.astype(np.int64))
+    return Images(name, split, torch.from_numpy(pixels), wide_labels, classes, white, mean, deviation)
 
 
 def _read_mnist(name: str, split: str, root: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8], tuple[str, ...]]:
     start = {"train": "train", "test": "t10k"}[split]
     source = SOURCES[name]
-    pixels = read_idx(*read_checked(source, f"{start}-images-idx3-ubyte.gz", root), axes=3)
-    labels = read_idx(*read_checked(source, f"{start}-labels-idx1-ubyte.gz", root), axes=1)
+    pixels = read_idx(*read_published_file(source, f"{start}-images-idx3-ubyte.gz", root), axes=3)
+    labels = read_idx(*read_published_file(source, f"{start}-labels-idx1-ubyte.gz", root), axes=1)
     classes = tuple("0123456789") if name == "mnist" else FASHION_CLASSES
     return pixels[:, None], labels, classes
 
@@ -153,13 +157,13 @@ def _read_cifar(name: str, split: str, root: Path) -> tuple[NDArray[np.uint8], N
         meta, names_key, labels_key = "batches.meta", b"label_names", b"labels"
     else:
         batches, meta, names_key, labels_key = [split], "meta", b"fine_label_names", b"fine_labels"
-    classes = read_names(*read_checked(source, meta, root), names_key)
-    parts = [read_batch(*read_checked(source, batch, root), labels_key) for batch in batches]
+    classes = read_names(*read_published_file(source, meta, root), names_key)
+    parts = [read_batch(*read_published_file(source, batch, root), labels_key) for batch in batches]
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return pixels, labels, classes
 
 
-def _digits(split: str) -> Images:
+def _load_digits(split: str) -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -167,4 +171,4 @@ def _digits(split: str) -> Images:
     bunch = load_digits()
     rows = slice(DIGITS_TRAIN) if split == "train" else slice(DIGITS_TRAIN, None)
     pixels, labels = bunch.images[rows, None].astype(np.uint8), bunch.target[rows].astype(np.uint8)
-    return _images("digits", split, pixels, labels, tuple("0123456789"), white=16)
+    return _make_images("digits", split, pixels, labels, tuple("0123456789"), white=16)

@@ -1,4 +1,4 @@
-"""Labels that no input tells alone: the exclusive-or of several coordinates."""
+"""Labels that depend on several inputs at once: the exclusive-or of a few coordinates."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Interaction:
 
         class(x) = 1 if the product over the relevant coordinates j of sign(x_j) is positive, else 0
 
-    Fewer than ``order`` coordinates together say nothing about the class. ``law``: inputs are ``signs`` (-1 or 1 with equal
-    chance) or ``gaussian`` (standard normal). ``seed`` draws the inputs, ``choice`` the relevant coordinates: data sets that
-    differ in order and choice alone have the same inputs.
+    Fewer than ``order`` of these coordinates together carry no information about the class. ``law``: inputs are ``signs``
+    (-1 or 1 with equal chance) or ``gaussian`` (standard normal). ``seed`` draws the inputs, ``choice`` the relevant
+    coordinates: data sets that differ in order and choice alone have the same inputs.
 
     >>> Interaction(n=8, order=3).dataset().y.shape
     torch.Size([8, 2])
@@ -44,7 +44,7 @@ class Interaction:
         require(self.law in LAWS, f"law must be one of {', '.join(LAWS)}; got {self.law!r}.")
 
     def relevant(self) -> tuple[int, ...]:
-        """The coordinates that decide, in order."""
+        """The coordinates that decide the class, sorted."""
         shuffled = torch.randperm(self.inputs, generator=stream(self.choice, "relevant", self.order))
         return tuple(sorted(shuffled[: self.order].tolist()))
 

@@ -1,4 +1,4 @@
-"""Pattern data of the emergence paper: hidden patterns add up to an input, the count of relevant ones decides the label.
+"""Pattern data of the emergence paper: an input is a sum of hidden patterns; the count of relevant ones decides the label.
 
     x~ = M phi~,    y = +1 if sum over A of phi~ is in P, else -1,    x = (x~ - E x~) / sigma~
 
@@ -55,7 +55,7 @@ class PatternSample:
     y: Float64[Tensor, " n"]
     phi: Float64[Tensor, "n D"]
     weights: Float64[Tensor, " n"]
-    uniform: Bool[Tensor, " n"]  # drawn from the part without structure; all False where that is not known
+    uniform: Bool[Tensor, " n"]  # the relevant patterns were fair coins; all False where that is not known
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -123,7 +123,7 @@ class Patterns:
         """All D patterns independent fair coins (A1')."""
         return cls(inputs, patterns, relevant, structured=False, mixture=1.0, background=0.5, **rest)
 
-    # --- what is known exactly ---------------------------------------------------------------------
+    # --- exact properties of the distribution ---------------------------------------------------------------------
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -167,13 +167,13 @@ class Patterns:
         return torch.randperm(self.patterns, generator=stream(self.seed, "relevant"))[: self.relevant].sort().values
 
     def is_relevant(self) -> Bool[Tensor, " D"]:
-        """The same as a mask."""
+        """Which of the D patterns are relevant (in A), as a mask."""
         mask = torch.zeros(self.patterns, dtype=torch.bool)
         mask[self.relevant_set()] = True
         return mask
 
     def means(self) -> Float64[Tensor, " D"]:
-        """E phi~."""
+        """E phi~: the probability of every pattern."""
         fair = torch.full((self.patterns,), 0.5, dtype=torch.float64)
         return torch.where(self.is_relevant(), fair, torch.full_like(fair, self.background))
 
@@ -223,7 +223,7 @@ class Patterns:
         return (indicators.to(torch.float64) - self.means()) / self.deviation
 
     def dataset(self, n: int, part: str = "train", dtype: torch.dtype = torch.float64) -> Dataset:
-        """Inputs x = M phi ``[n, d]`` with labels -1 and +1; groups say which inputs came without structure."""
+        """Inputs x = M phi ``[n, d]`` with labels -1 and +1; groups ``uniform`` (fair coins) and ``equal``."""
         sample = self.draw(n, part)
         x = sample.phi @ self.dictionary().T
         groups = {"uniform": sample.uniform, "equal": ~sample.uniform}
@@ -242,7 +242,8 @@ class Estimate:
     low: float
     high: float
 
-    def holds(self, expected: float) -> bool:
+    def contains(self, expected: float) -> bool:
+        """Whether a number lies in the interval."""
         return self.low <= expected <= self.high
 
 
@@ -254,8 +255,8 @@ def check_assumptions(
     ``positive``: Pr[y = +1] (A0). ``gamma``: one estimate per relevant pattern (A1); ``gamma_mean`` of them all.
     ``background``: the rate of the other patterns together. As largest standardised deviations (z): ``gamma_spread`` of one
     gamma from their mean, ``worst_rate`` of one background rate from the common one, ``worst_correlation`` of a background
-    pattern with any other pattern from zero, ``worst_label`` of one with the label from zero. ``limit`` is what chance alone
-    stays under with probability 0.95 for that many comparisons (Bonferroni). Verdicts: ``a0``, ``a1``, ``a2``.
+    pattern with any other pattern from zero, ``worst_label`` of one with the label from zero. Chance alone
+    stays under ``limit`` with probability 0.95 for that many comparisons (Bonferroni). Verdicts: ``a0``, ``a1``, ``a2``.
     """
     n, size = indicators.shape
     require(n >= 30, f"intervals need at least 30 samples, got {n}.")
@@ -299,13 +300,14 @@ def check_assumptions(
         "background": background,
         **worst,
         "limit": limits,
-        "a0": positive.holds(0.5),
+        "a0": positive.contains(0.5),
         "a1": all(gamma.low > 0 for gamma in gammas) and within["gamma_spread"],
         "a2": a2,
     }
 
 
 def _mean_estimate(values: Float64[Tensor, " n"]) -> Estimate:
+    """The mean with its normal 95 % interval."""
     mean, half = float(values.mean()), 1.959964 * float(values.std()) / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half)
 
@@ -321,5 +323,6 @@ def _largest_z(values: Float64[Tensor, "n D"]) -> float:
 
 
 def _chance_limit(comparisons: int) -> float:
+    """The size under which that many normal z stay together with probability 0.95 (Bonferroni)."""
     normal = torch.distributions.Normal(0.0, 1.0)
     return float(normal.icdf(torch.tensor(1 - 0.025 / max(comparisons, 1), dtype=torch.float64)))

@@ -1,7 +1,7 @@
-"""A zoo of labels that depend on a few hidden directions of their inputs, from easy to hard for features fixed in advance.
+"""Labels that depend on a few hidden directions of their inputs, from easy to hard for features fixed in advance.
 
-    patterns       parity of k structured patterns (see ``patterns``): single patterns tell something of the label
-    parity         product of k coordinates of +-1 inputs: fewer than k of them tell nothing
+    patterns       parity of k structured patterns (see ``patterns``): single patterns carry information about the label
+    parity         product of k coordinates of +-1 inputs: fewer than k of them carry none
     staircase      sign of z_1 + z_1 z_2 + ... + z_1 ... z_k: the same product, with steps that lead up to it
     single-index   Gaussian inputs, +1 where one hidden coordinate is large in size: an even bump, nothing linear in it
     multi-index    Gaussian inputs, sign of z_1 z_2 + z_3 z_4 + ...: hidden coordinates in pairs
@@ -29,10 +29,10 @@ EVEN_SPLIT = 0.6744897501960817  # half of a standard normal is larger than this
 
 @dataclass(frozen=True)
 class Planted:
-    """One of the ``KINDS``. ``order``: how many patterns, coordinates or levels decide; ``seed`` hides them.
+    """Data of one of the ``KINDS``. ``order``: how many patterns, coordinates or levels decide; ``seed`` chooses which.
 
     ``mixture`` is that of ``Patterns``: gamma = (1 - mixture) / 2. In a hierarchy inputs are tokens, each one of ``symbols``,
-    written one-hot; 2^order of them are the sentence, the others say nothing.
+    written one-hot; 2^order of them are the sentence, the others are noise.
 
     >>> Planted("parity", inputs=20, order=3).dataset(5).x.shape
     torch.Size([5, 20])
@@ -50,7 +50,7 @@ class Planted:
         require(self.kind in KINDS, f"kind must be one of {kinds}; got {self.kind!r}.")
         require(self.order >= 1, f"at least one direction is hidden, got order {self.order!r}.")
         if self.kind == "patterns":
-            self.patterns()  # refuses what cannot be
+            self.patterns()  # checks the sizes
             return
         if self.kind == "hierarchy":
             tokens = self.tokens
@@ -91,7 +91,7 @@ class Planted:
     def directions(self) -> Float64[Tensor, "d r"]:
         """An orthonormal basis of the hidden subspace: labels depend on x through its components along it alone.
 
-        For patterns it is one direction, the sum of the relevant ones: the label reads nothing but their count.
+        For patterns it is one direction, the sum of the relevant ones: the label depends on their count alone.
         """
         if self.kind == "patterns":
             patterns = self.patterns()
@@ -103,11 +103,11 @@ class Planted:
             return torch.linalg.qr(gaussian).Q
         identity = torch.eye(self.inputs, dtype=torch.float64)
         if self.kind == "hierarchy":
-            return _without_sums(identity.reshape(self.tokens, self.symbols, -1)[self.places()])
-        return identity[:, self.places()]
+            return _contrast_basis(identity.reshape(self.tokens, self.symbols, -1)[self.relevant_places()])
+        return identity[:, self.relevant_places()]
 
-    def places(self) -> Int64[Tensor, " k"]:
-        """Which coordinates (or tokens of a hierarchy, in the order of the sentence) decide."""
+    def relevant_places(self) -> Int64[Tensor, " k"]:
+        """Which coordinates decide; for a hierarchy which tokens, in the order of the sentence."""
         many, count = (self.tokens, 2**self.order) if self.kind == "hierarchy" else (self.inputs, self.order)
         return torch.randperm(many, generator=stream(self.seed, "places", self.kind))[:count]
 
@@ -120,7 +120,7 @@ class Planted:
             sample = patterns.draw(n, part)
             return sample.phi @ patterns.dictionary().T * math.sqrt(self.inputs), sample.y
         if self.kind == "hierarchy":
-            return self._sentences(n, generator)
+            return self._draw_sentences(n, generator)
         if self.kind in ("single-index", "multi-index"):
             x = torch.randn(n, self.inputs, generator=generator, dtype=torch.float64)
             hidden = x @ self.directions()
@@ -128,10 +128,10 @@ class Planted:
                 return x, torch.where(hidden[:, 0].abs() > EVEN_SPLIT, 1.0, -1.0).to(torch.float64)
             return x, torch.where((hidden[:, 0::2] * hidden[:, 1::2]).sum(1) >= 0, 1.0, -1.0).to(torch.float64)
         x = 2 * torch.randint(0, 2, (n, self.inputs), generator=generator).to(torch.float64) - 1
-        products = x[:, self.places()].cumprod(1)
+        products = x[:, self.relevant_places()].cumprod(1)
         return x, products[:, -1].clone() if self.kind == "parity" else torch.sign(products.sum(1))
 
-    def rules(self) -> list[Int64[Tensor, "symbols versions two"]]:
+    def grammar(self) -> list[Int64[Tensor, "symbols versions two"]]:
         """The grammar, top first: how each symbol of a level may be written as two symbols of the next.
 
         Every pair of symbols is one version of exactly one symbol (of one of the two classes at the top), so a sentence is read
@@ -145,14 +145,15 @@ class Planted:
             found.append(torch.stack([versions // self.symbols, versions % self.symbols], -1))
         return found
 
-    def _sentences(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw_sentences(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a hierarchy: sentences of the grammar among random tokens."""
         classes = torch.randint(0, 2, (n,), generator=generator)
         sentence = classes[:, None]
-        for rule in self.rules():
+        for rule in self.grammar():
             version = torch.randint(0, rule.shape[1], sentence.shape, generator=generator)
             sentence = rule[sentence, version].flatten(1)
         written = torch.randint(0, self.symbols, (n, self.tokens), generator=generator)
-        written[:, self.places()] = sentence
+        written[:, self.relevant_places()] = sentence
         one_hot = torch.nn.functional.one_hot(written, self.symbols).to(torch.float64)
         share = 1 / self.symbols
         x = (one_hot - share) / math.sqrt(share * (1 - share))
@@ -164,8 +165,8 @@ class Planted:
         return Dataset("planted", x.to(dtype), y[:, None].to(dtype), {}, asdict(self) | {"n": n, "part": part})
 
 
-def _without_sums(blocks: Float64[Tensor, "tokens symbols d"]) -> Float64[Tensor, "d r"]:
-    """A basis of the tokens' coordinates less their sums, which never vary: symbols - 1 directions a token."""
+def _contrast_basis(blocks: Float64[Tensor, "tokens symbols d"]) -> Float64[Tensor, "d r"]:
+    """A basis of the tokens' coordinates without their sums, which are constant: symbols - 1 directions a token."""
     symbols = blocks.shape[1]
     contrasts = torch.linalg.qr(torch.cat([torch.ones(symbols, 1), torch.eye(symbols)[:, 1:]], 1).to(torch.float64)).Q[
         :, 1:
@@ -173,7 +174,10 @@ def _without_sums(blocks: Float64[Tensor, "tokens symbols d"]) -> Float64[Tensor
     return torch.cat([block.T @ contrasts for block in blocks], 1)
 
 
-def recovered(found: Float[Tensor, "d r"], hidden: Float64[Tensor, "d q"]) -> float:
-    """Mean squared cosine between two subspaces of the same size, given by orthonormal bases: 1 the same, r/d by chance."""
+def subspace_overlap(found: Float[Tensor, "d r"], hidden: Float64[Tensor, "d q"]) -> float:
+    """Mean squared cosine between two subspaces of the same size, given by orthonormal bases.
+
+    1 if they are the same, r/d for a random one.
+    """
     require(found.shape == hidden.shape, f"bases of shapes {tuple(found.shape)} and {tuple(hidden.shape)} differ.")
     return float((found.to(torch.float64).T @ hidden).square().sum() / hidden.shape[1])

@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from unlazy.kernels.capture import (
     Inputs,
     Tap,
-    call,
+    call_model,
     check_numbers,
-    evaluating,
-    forward,
-    gradients,
-    requiring,
-    samples,
-    take,
+    evaluation_mode,
+    forward_with_taps,
+    require_gradients,
+    sample_count,
+    take_samples,
+    tap_gradients,
 )
 from unlazy.kernels.compare import kernel_distance
-from unlazy.kernels.gated import Gated, exact, refuse_stack
-from unlazy.models.dense import Affine
+from unlazy.kernels.gated import Gated, refuse_stack, with_exact_gradients
+from unlazy.models.dense_layers import Affine
 from unlazy.models.gates import HardGate
 from unlazy.runtime import Unsupported, require
 
@@ -61,17 +61,17 @@ def agop(model: nn.Module, x: Tensor) -> Float[Tensor, "features features"]:
             "hard gates and constant experts make it piecewise constant: its gradient by the input is identically 0",
             "Give it soft gates or linear experts; layer_agops reads the later value layers.",
         )
-    own = exact(model)
+    own = with_exact_gradients(model)
 
     def moments(part: Inputs) -> dict[str, Tensor]:
         entered = part.detach().clone().requires_grad_(True)
         with torch.enable_grad():
-            out = call(own, entered.clone())  # a copy: the model may work in place
-        (found,) = gradients(out, [Tap(own, entered, entered, entered._version)], _every_output(out), batched=False)
+            out = call_model(own, entered.clone())  # a copy: the model may work in place
+        (found,) = tap_gradients(out, [Tap(own, entered, entered, entered._version)], _every_output(out), batched=False)
         rows = torch.cat([gradient.flatten(1) for gradient in found]) if found else entered.new_zeros(1, x[0].numel())
         return {"": rows.T @ rows}
 
-    return _mean(own, x, moments)[""]
+    return _mean_over_samples(own, x, moments)[""]
 
 
 def layer_agops(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ def layer_agops(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
     experts (it reads no input).
     """
     refuse_stack(model)
-    own = exact(model)
+    own = with_exact_gradients(model)
     moments = _output_moments(own, x)
     return {
         name: (matrix := _matrix(module)).T @ moments[name] @ matrix
@@ -107,11 +107,11 @@ def feature_ansatz(model: nn.Module, x: Inputs, *, power: float = 1.0) -> dict[s
     whose AGOP is 0, or that reads a single number, has no correlation: NaN.
     """
     require(power > 0, f"power must be positive, got {power!r}.")
-    modules = dict(exact(model).named_modules())
+    modules = dict(with_exact_gradients(model).named_modules())
     result = {}
     for name, product in layer_agops(model, x).items():
         matrix = _matrix(modules[name])
-        own, other = (matrix.T @ matrix).double(), _to_power(product.double(), power)
+        own, other = (matrix.T @ matrix).double(), _matrix_power(product.double(), power)
         correlation = 1 - kernel_distance(own - own.mean(), other - other.mean())
         result[name] = Ansatz(float(correlation), float(1 - kernel_distance(own, other)))
     return result
@@ -130,35 +130,39 @@ def _output_moments(model: nn.Module, x: Inputs) -> dict[str, Tensor]:
         )
 
     def moments(part: Inputs) -> dict[str, Tensor]:
-        out, taps = forward(model, part, set(names))
+        out, taps = forward_with_taps(model, part, set(names))
         sums: dict[str, Tensor] = {}
-        for tap, found in zip(taps, gradients(out, taps, _every_output(out), batched=False), strict=True):
+        for tap, found in zip(taps, tap_gradients(out, taps, _every_output(out), batched=False), strict=True):
             for gradient in found or []:
                 rows = _units_last(tap.module, gradient)
                 name = names[tap.module]
                 sums[name] = sums.get(name, 0) + rows.T @ rows
         return sums
 
-    return _mean(model, x, moments)
+    return _mean_over_samples(model, x, moments)
 
 
-def _mean(model: nn.Module, x: Inputs, moments: Callable[[Inputs], dict[str, Tensor]]) -> dict[str, Tensor]:
+def _mean_over_samples(
+    model: nn.Module, x: Inputs, moments: Callable[[Inputs], dict[str, Tensor]]
+) -> dict[str, Tensor]:
     """Mean over samples of sums over samples, made many samples at a time where that is the same as one by one.
 
     It is not where samples meet, or where all of them share a layer's call (a layer applied to a learned token).
     """
-    n = samples(x)
-    with evaluating(model), requiring([], list(model.parameters())):
+    n = sample_count(x)
+    with evaluation_mode(model), require_gradients([], list(model.parameters())):
         few = min(n, CHECKED_SAMPLES)
-        together, apart = moments(take(x, slice(0, few))), _sum(moments, x, few, 1)
+        together, apart = moments(take_samples(x, slice(0, few))), _sum_over_samples(moments, x, few, 1)
         size = AT_ONCE if _agree(together, apart) else 1
-        return {name: total / n for name, total in _sum(moments, x, n, size).items()}
+        return {name: total / n for name, total in _sum_over_samples(moments, x, n, size).items()}
 
 
-def _sum(moments: Callable[[Inputs], dict[str, Tensor]], x: Inputs, n: int, size: int) -> dict[str, Tensor]:
+def _sum_over_samples(
+    moments: Callable[[Inputs], dict[str, Tensor]], x: Inputs, n: int, size: int
+) -> dict[str, Tensor]:
     totals: dict[str, Tensor] = {}
     for start in range(0, n, size):
-        for name, moment in moments(take(x, slice(start, min(n, start + size)))).items():
+        for name, moment in moments(take_samples(x, slice(start, min(n, start + size)))).items():
             totals[name] = totals[name] + moment if name in totals else moment
     return totals
 
@@ -192,7 +196,7 @@ def _matrix(module: nn.Module) -> Float[Tensor, "out in"]:
     return weight if groups == 1 else torch.block_diag(*weight.chunk(groups))
 
 
-def _to_power(matrix: Float[Tensor, "d d"], power: float) -> Float[Tensor, "d d"]:
+def _matrix_power(matrix: Float[Tensor, "d d"], power: float) -> Float[Tensor, "d d"]:
     if power == 1:
         return matrix
     values, vectors = torch.linalg.eigh(matrix)

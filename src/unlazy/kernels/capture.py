@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 
-from unlazy.kernels.layers import Call
-from unlazy.models.dense import Affine
+from unlazy.kernels.layer_rules import Call
+from unlazy.models.dense_layers import Affine
 from unlazy.runtime import InputError, Unsupported, exact_float32, require
 
 Inputs = Any  # a tensor, a tuple of arguments, or a mapping of keyword arguments; samples along the first axis
@@ -24,7 +25,7 @@ STATISTICS = ("running_mean", "running_var")  # buffers that training moves
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; each submodule gets its own flag back.
 
     Encoder layers take their plain way: the fused one has no gradient, hides its gates and refuses padding masks here. What
@@ -34,7 +35,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with exact_float32(), torch.compiler.set_stance("force_eager") if _is_compiled(model) else nullcontext():
+        with (
+            plain_gradients(model),
+            exact_float32(),
+            torch.compiler.set_stance("force_eager") if _is_compiled(model) else nullcontext(),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -42,8 +47,35 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
+@contextmanager
+def plain_gradients(model: nn.Module) -> Iterator[None]:
+    """Inside the block embeddings have dense gradients, and what re-entrant checkpointing wraps runs directly.
+
+    Sparse gradients have no rows to read, and re-entrant checkpointing allows no gradient by chosen parameters.
+    """
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
+    reentrant = vars(checkpoint)["CheckpointFunction"]
+    try:
+        for table in tables:
+            table.sparse = False
+        vars(checkpoint)["CheckpointFunction"] = _Unwrapped
+        yield
+    finally:
+        vars(checkpoint)["CheckpointFunction"] = reentrant
+        for table in tables:
+            table.sparse = True
+
+
+class _Unwrapped:
+    """In place of ``torch.utils.checkpoint.CheckpointFunction``: calls the function and recomputes nothing."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_random_state: bool, *arguments: Any) -> Any:
+        return function(*arguments)
+
+
 def _is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile made something of it: code in which layers and gates cannot be watched."""
+    """Whether torch.compile compiled a part of the model: hooks do not see the layers of compiled code."""
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -51,8 +83,8 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 @contextmanager
-def requiring(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> Iterator[None]:
-    """Gradients by these parameters and by none of the others inside the block."""
+def require_gradients(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> Iterator[None]:
+    """Inside the block ``parameters`` require gradients and ``others`` do not; afterwards all flags are restored."""
     flags = [(parameter, parameter.requires_grad) for parameter in [*parameters, *others]]
     try:
         for parameter in others:
@@ -65,25 +97,30 @@ def requiring(parameters: list[nn.Parameter], others: list[nn.Parameter]) -> Ite
             parameter.requires_grad_(flag)
 
 
-def call(model: nn.Module, x: Inputs) -> Tensor:
+def call_model(model: nn.Module, x: Inputs) -> Tensor:
     """The module on a batch, its output as ``[n, outputs]``; of several outputs the one that :func:`predictions` names."""
-    out = _output(model, x)
+    return output_rows(_raw_output(model, x), sample_count(x))
+
+
+def output_rows(out: Any, n: int) -> Tensor:
+    """What a module returned for ``n`` samples, as ``[n, outputs]``; see :func:`call_model`."""
     if not isinstance(out, Tensor):
         out = _only_tensor(out)
-    n = samples(x)
     fits = out.ndim >= 1 and out.shape[0] == n
     require(fits, f"the model must return one row per sample: {n} samples, output {tuple(out.shape)}.")
-    return out.reshape(n, -1)
+    rows: Tensor = out.reshape(n, -1)
+    return rows
 
 
-def _output(model: nn.Module, x: Inputs) -> Any:
+def _raw_output(model: nn.Module, x: Inputs) -> Any:
     return model(**x) if isinstance(x, Mapping) else model(*x) if isinstance(x, tuple | list) else model(x)
 
 
 def predictions(out: Any) -> Tensor | None:
     """The tensor of a dict, a tuple or an output object that stands for predictions: ``logits``, or the only one at its top.
 
-    ``None`` where several could be meant.
+    ``None`` where several could be meant: two tensors at the top, or tensors in a nested part before it, as in
+    ``((scores, other), hidden)``. States that follow, as in ``(scores, (hidden, cell))``, are no predictions.
     """
     if isinstance(out, Tensor):
         return out
@@ -91,9 +128,15 @@ def predictions(out: Any) -> Tensor | None:
     found = named.get("logits") if named else getattr(out, "logits", None)
     if isinstance(found, Tensor):
         return found
-    parts = named.values() if named else out if isinstance(out, Sequence) else ()
-    tensors = [part for part in parts if isinstance(part, Tensor) and part.ndim >= 1]
-    return tensors[0] if len(tensors) == 1 else None
+    parts = list(named.values()) if named else list(out) if isinstance(out, Sequence) else []
+    tensors = [part for part in parts if _is_array(part)]
+    first = next((leaf for leaf in pytree.tree_leaves(parts) if _is_array(leaf)), None)
+    return first if len(tensors) == 1 and tensors[0] is first else None
+
+
+def _is_array(part: Any) -> bool:
+    """Whether this is a tensor of more than a single number: a loss is not."""
+    return isinstance(part, Tensor) and part.ndim >= 1
 
 
 def _named_parts(out: Any) -> dict[Any, Any]:
@@ -119,17 +162,17 @@ def _only_tensor(out: Any) -> Tensor:
     )
 
 
-def samples(x: Inputs) -> int:
-    """How many samples: the length of the first axis, the same for all tensors."""
+def sample_count(x: Inputs) -> int:
+    """Number of samples: the length of the first axis, which all tensors must share."""
     sizes = {leaf.shape[:1] for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)}
     if len(sizes) != 1:
-        raise InputError(_unequal(x, sorted(size[0] if size else 0 for size in sizes)))
+        raise InputError(_unequal_message(x, sorted(size[0] if size else 0 for size in sizes)))
     (size,) = sizes
     require(len(size) == 1, "x is a single number; samples stand along the first axis of a tensor.")
     return size[0]
 
 
-def _unequal(x: Inputs, lengths: list[int]) -> str:
+def _unequal_message(x: Inputs, lengths: list[int]) -> str:
     if lengths:
         return f"inputs must be tensors of equal first axis, got lengths {lengths}."
     kinds = sorted({type(leaf).__name__ for leaf in pytree.tree_leaves(x)}) or [type(x).__name__]
@@ -139,7 +182,7 @@ def _unequal(x: Inputs, lengths: list[int]) -> str:
 
 
 def check_module(model: Any) -> None:
-    """Refuse functions and the like, which have no parameters to look at."""
+    """Raise ``InputError`` if ``model`` is not a module, but a function for example."""
     require(
         isinstance(model, nn.Module),
         f"a torch module is needed, got {type(model).__name__}; "
@@ -148,10 +191,11 @@ def check_module(model: Any) -> None:
 
 
 @contextmanager
-def explained(model: nn.Module, x: Inputs, x2: Inputs | None = None) -> Iterator[None]:
-    """Errors of torch in the block become words where the model takes no such samples; others pass as they are.
+def explain_input_errors(model: nn.Module, x: Inputs, x2: Inputs | None = None) -> Iterator[None]:
+    """Turn an error of torch in the block into an ``InputError`` if the model does not accept such samples.
 
-    Nothing is tried beforehand: only after an error the first sample of each set is shown to the model.
+    Nothing is tried beforehand: only after an error the model is called with the first sample of each set. If it accepts the
+    sample, the original error is raised.
     """
     check_module(model)
     try:
@@ -162,28 +206,28 @@ def explained(model: nn.Module, x: Inputs, x2: Inputs | None = None) -> Iterator
         for name, given in (("x", x), ("x2", x2)):
             if given is not None:
                 check_inputs(given)
-                _check_taken(model, name, take(given, slice(0, 1)))
+                _check_accepts(model, name, take_samples(given, slice(0, 1)))
         raise
 
 
-def _check_taken(model: nn.Module, name: str, one: Inputs) -> None:
+def _check_accepts(model: nn.Module, name: str, one: Inputs) -> None:
     try:
-        with evaluating(model), torch.no_grad():
-            _output(model, one)
+        with evaluation_mode(model), torch.no_grad():
+            _raw_output(model, one)
     except (Unsupported, torch.OutOfMemoryError):
         raise
     except Exception as error:
         leaves = [leaf for leaf in pytree.tree_leaves(one) if isinstance(leaf, Tensor)]
-        shapes = " and ".join(f"{tuple(leaf.shape[1:])} {_plain(leaf.dtype)}" for leaf in leaves)
+        shapes = " and ".join(f"{tuple(leaf.shape[1:])} {_dtype_name(leaf.dtype)}" for leaf in leaves)
         wanted = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
         other = "type" in str(error) and len(wanted) == 1 and any(leaf.dtype not in wanted for leaf in leaves)
-        remedy = f" Its parameters are {_plain(wanted.pop())}: convert {name}, or the model." if other else ""
+        remedy = f" Its parameters are {_dtype_name(wanted.pop())}: convert {name}, or the model." if other else ""
         raise InputError(
             f"{type(model).__name__} does not take samples of shape {shapes} ({name}): {_first_line(error)}.{remedy}"
         ) from error
 
 
-def _plain(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -203,31 +247,31 @@ def channels_last(x: Inputs) -> Inputs:
     return pytree.tree_map(lay_out, x)
 
 
-def twice(x: Inputs) -> Inputs:
-    """Every sample two times: a batch in which a lone sample cannot be mistaken for something shared by all."""
+def repeat_samples(x: Inputs) -> Inputs:
+    """The batch twice over: in a batch of one, a sample's values could not be told from values shared by all samples."""
     return pytree.tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) else leaf, x)
 
 
-def take(x: Inputs, part: slice) -> Inputs:
-    """Some of the samples."""
+def take_samples(x: Inputs, part: slice) -> Inputs:
+    """The samples of a slice, of every tensor in ``x``."""
     return pytree.tree_map(lambda leaf: leaf[part] if isinstance(leaf, Tensor) else leaf, x)
 
 
 def check_inputs(x: Inputs) -> None:
-    """Refuse empty batches and numbers that are none."""
-    require(samples(x) > 0, "there are no samples.")
+    """Raise ``InputError`` if the batch is empty or contains NaN or infinite numbers."""
+    require(sample_count(x) > 0, "there are no samples.")
     for leaf in pytree.tree_leaves(x):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             if bool(leaf.sum().isfinite()):
-                continue  # one number that is none would have spoiled the sum
+                continue  # a single NaN or infinity would make the sum NaN or infinite
             bad = int((~torch.isfinite(leaf)).sum())
             require(bad == 0, f"{bad} of the inputs are NaN or infinite; clean them first.")
 
 
 def check_numbers(model: nn.Module, *data: Inputs) -> None:
-    """Refuse samples, weights and running statistics that are no numbers: nothing measured on them would mean anything.
+    """Raise ``InputError`` if samples, parameters or running statistics contain NaN or infinite numbers.
 
-    Other buffers may be what they like: masks of attention are infinite on purpose.
+    Other buffers are not checked: attention masks are infinite on purpose.
     """
     for x in data:
         check_inputs(x)
@@ -235,7 +279,7 @@ def check_numbers(model: nn.Module, *data: Inputs) -> None:
     held = {name: tensor for name, tensor in (*model.named_parameters(), *statistics) if _has_numbers(tensor)}
     sums = [tensor.detach().sum().abs().double() for tensor in held.values()]
     if all(bool(torch.stack(some).isfinite().all()) for some in _by_device(sums)):
-        return  # one number that is none would have spoiled its sum
+        return  # a single NaN or infinity would make the sum NaN or infinite
     for name, tensor in held.items():
         bad = int((~torch.isfinite(tensor)).sum())
         require(
@@ -264,24 +308,24 @@ class Tap:
     version: int
 
 
-def forward(model: nn.Module, x: Inputs, watched: set[nn.Module]) -> tuple[Tensor, list[Tap]]:
+def forward_with_taps(model: nn.Module, x: Inputs, watched: set[nn.Module]) -> tuple[Tensor, list[Tap]]:
     """Output ``[n, outputs]`` and a tap per call of a watched module, connected by autograd.
 
     The graph begins at the first taps and needs no parameter: weights are constants here. A model that changes a
     layer's output in place would spoil the tap, so such models run once more with copies.
     """
     try:
-        out, taps = _tapped(model, x, watched, copies=False)
+        out, taps = _run_with_hooks(model, x, watched, copies=False)
     except RuntimeError as error:
         if "in-place" not in str(error):
             raise
-        return _tapped(model, x, watched, copies=True)
+        return _run_with_hooks(model, x, watched, copies=True)
     if any(tap.output._version != tap.version for tap in taps):
-        return _tapped(model, x, watched, copies=True)
+        return _run_with_hooks(model, x, watched, copies=True)
     return out, taps
 
 
-def _tapped(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: bool) -> tuple[Tensor, list[Tap]]:
+def _run_with_hooks(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: bool) -> tuple[Tensor, list[Tap]]:
     taps: list[Tap] = []
 
     def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> Tensor | None:
@@ -295,17 +339,17 @@ def _tapped(model: nn.Module, x: Inputs, watched: set[nn.Module], *, copies: boo
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
     try:
         with torch.enable_grad():
-            return call(model, x), taps
+            return call_model(model, x), taps
     finally:
         for handle in handles:
             handle.remove()
 
 
-Found = list[list[Tensor] | Tensor | None]
+TapGradients = list[list[Tensor] | Tensor | None]
 MOVES_ENTRIES = ("Index", "Gather", "Scatter", "MaskedSelect", "Take", "Put", "Sort", "Topk", "Pack", "Embedding")
 
 
-def graph_of(out: Tensor) -> Iterator[Any]:
+def graph_nodes(out: Tensor) -> Iterator[Any]:
     """Every node of autograd's graph behind a tensor, once."""
     seen, waiting = set[Any](), [out.grad_fn]
     while waiting:
@@ -321,14 +365,14 @@ def moves_entries(out: Tensor) -> bool:
     return any(
         isinstance(node, torch.autograd.function.BackwardCFunction)
         or any(kind in node.name() for kind in MOVES_ENTRIES)
-        for node in graph_of(out)
+        for node in graph_nodes(out)
     )
 
 
-def uses(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:
+def count_reads(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:
     """How often each parameter is read on the way to ``out``, whether or not anything flows there."""
     counts = dict.fromkeys(map(id, parameters), 0)
-    for node in graph_of(out):
+    for node in graph_nodes(out):
         for before, _ in node.next_functions:
             read = id(getattr(before, "variable", None))
             if read in counts:
@@ -336,7 +380,7 @@ def uses(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:
     return [counts[id(parameter)] for parameter in parameters]
 
 
-def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> Found:
+def tap_gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> TapGradients:
     """For every tap the gradient of ``out . directions[k]`` at its output, one ``[n, ...]`` per k; ``None`` where unused.
 
     Samples do not meet inside the model, so one backward pass per direction serves all of them.
@@ -355,8 +399,8 @@ def gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool
     return [None if column[0] is None else list(column) for column in zip(*rows, strict=True)]
 
 
-def entry_by_entry(out: Tensor, taps: list[Tap], directions: Tensor) -> Callable[[Found], bool]:
-    """Makes ready a test of :func:`gradients`: whether entry i of every tap feeds output i and no other.
+def make_entry_check(out: Tensor, taps: list[Tap], directions: Tensor) -> Callable[[TapGradients], bool]:
+    """A function that checks :func:`tap_gradients`: whether entry i of every tap feeds output i and no other.
 
     Gradients of outputs with a random weight each must be the gradients found, entry by entry, with these weights.
     """
@@ -367,7 +411,7 @@ def entry_by_entry(out: Tensor, taps: list[Tap], directions: Tensor) -> Callable
     seed = torch.outer(weights, mixed @ directions)
     weighted = torch.autograd.grad(out, [tap.output for tap in taps], seed, retain_graph=True, allow_unused=True)
 
-    def holds(found: Found) -> bool:
+    def holds(found: TapGradients) -> bool:
         for each, expected in zip(found, weighted, strict=True):
             if each is not None and expected is not None and expected.numel():
                 own = sum(factor.to(part) * part for factor, part in zip(mixed, each, strict=True))
@@ -380,33 +424,10 @@ def entry_by_entry(out: Tensor, taps: list[Tap], directions: Tensor) -> Callable
     return holds
 
 
-def calls_by_module(taps: list[Tap], found: Found) -> dict[nn.Module, list[Call]]:
+def calls_by_module(taps: list[Tap], found: TapGradients) -> dict[nn.Module, list[Call]]:
     """The calls of each watched module that reach the output."""
     grouped: dict[nn.Module, list[Call]] = {}
     for tap, gradient in zip(taps, found, strict=True):
         if gradient is not None:
             grouped.setdefault(tap.module, []).append(Call(tap.module, tap.input, gradient))
     return grouped
-
-
-def rows_by_sample(model: nn.Module, x: Inputs, parameters: list[nn.Parameter], directions: Tensor) -> Tensor:
-    """The general path: one forward pass per sample, one backward pass per direction. ``[n, k, p]``, always exact."""
-    rows = []
-    with requiring(parameters, [p for p in model.parameters() if not any(p is q for q in parameters)]):
-        for i in range(samples(x)):
-            with torch.enable_grad():
-                out = call(model, take(x, slice(i, i + 1)))[0]
-            for k, direction in enumerate(directions):
-                found: Sequence[Tensor | None] = [None] * len(parameters)
-                if out.requires_grad:
-                    found = torch.autograd.grad(
-                        out, parameters, direction, retain_graph=k + 1 < len(directions), allow_unused=True
-                    )
-                pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-                rows.append(torch.cat([_real(piece).reshape(-1) for piece in pieces]))
-    return torch.stack(rows).unflatten(0, (-1, len(directions)))
-
-
-def _real(gradient: Tensor) -> Tensor:
-    """A complex parameter is two real ones."""
-    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient

@@ -22,25 +22,25 @@ Columns = Float[Tensor, "*members n o"] | Float[Tensor, "n"]
 
 def trace_normalise(kernel: Given) -> Kernel:
     """K n / tr(K): mean diagonal 1, so that only ratios are left."""
-    (kernel,) = _kernels(kernel)
+    (kernel,) = _as_kernels(kernel)
     trace = kernel.diagonal(dim1=-2, dim2=-1).mean(-1)
     return kernel / trace[..., None, None]
 
 
 def top_normalise(kernel: Given) -> Kernel:
     """K divided by its largest eigenvalue, as the half-space paper's notebooks do."""
-    kernel = _symmetric(kernel)
+    kernel = _as_symmetric(kernel)
     return kernel / torch.linalg.eigvalsh(kernel)[..., -1, None, None]
 
 
 def kernel_distance(kernel: Given, other: Given) -> Tensor:
     """1 - <K, K′>_F / (‖K‖ ‖K′‖): 0 for proportional kernels, blind to scale."""
-    return 1 - _cosine(*_kernels(kernel, other))
+    return 1 - _cosine(*_as_kernels(kernel, other))
 
 
 def relative_change(kernel: Given, start: Given) -> Tensor:
     """‖K - K_0‖ / ‖K_0‖ (Frobenius) after both are trace-normalised."""
-    kernel, start = map(trace_normalise, _kernels(kernel, start))
+    kernel, start = map(trace_normalise, _as_kernels(kernel, start))
     return torch.linalg.matrix_norm(kernel - start) / torch.linalg.matrix_norm(start)
 
 
@@ -51,14 +51,14 @@ def alignment(kernel: Given, targets: Given) -> Tensor:
     >>> float(alignment(y @ y.T, y))
     1.0
     """
-    kernel, labels = _with_labels(kernel, targets)
+    kernel, labels = _with_label_kernel(kernel, targets)
     return _cosine(kernel, labels.expand_as(kernel))
 
 
 def centered_alignment(kernel: Given, targets: Given) -> Tensor:
     """Alignment after centring both kernels, H K H with H = I - 11^T/n."""
-    kernel, labels = _with_labels(kernel, targets)
-    return _cosine(center(_unit(kernel)), center(labels).expand_as(kernel))
+    kernel, labels = _with_label_kernel(kernel, targets)
+    return _cosine(center(_scale_to_one(kernel)), center(labels).expand_as(kernel))
 
 
 def label_kernel(
@@ -89,14 +89,14 @@ def label_kernel(
 
 def center(kernel: Given) -> Kernel:
     """H K H with H = I - 11^T/n."""
-    (kernel,) = _kernels(kernel)
+    (kernel,) = _as_kernels(kernel)
     rows = kernel - kernel.mean(-1, keepdim=True)
     return rows - rows.mean(-2, keepdim=True)
 
 
 def spectrum(kernel: Given) -> Float[Tensor, "*members n"]:
     """Eigenvalues, largest first; rounding below zero is cut off."""
-    return torch.linalg.eigvalsh(_symmetric(kernel)).clamp(min=0).flip(-1)
+    return torch.linalg.eigvalsh(_as_symmetric(kernel)).clamp(min=0).flip(-1)
 
 
 def effective_rank(kernel: Given, kind: str = "entropy") -> Tensor:
@@ -128,27 +128,27 @@ def regression_loss(kernel: Given, targets: Float[Tensor, "n o"], tolerance: flo
 
     What remains of the targets outside the kernel's range (eigenvalues above ``tolerance`` times the largest).
     """
-    values, vectors = torch.linalg.eigh(_symmetric(kernel).double())
+    values, vectors = torch.linalg.eigh(_as_symmetric(kernel).double())
     inside = vectors.mT @ targets.double()  # [..., n, o]
     kept = values > tolerance * values[..., -1:].clamp(min=0)
     return (inside.square() * ~kept[..., None]).sum((-2, -1)) / targets.numel()
 
 
-def _unit(kernel: Kernel) -> Kernel:
+def _scale_to_one(kernel: Kernel) -> Kernel:
     """Under one factor that makes the largest entry 1, so that squares of path counts stay within any precision."""
     largest = kernel.abs().amax((-2, -1), keepdim=True)
     return kernel / torch.where(largest > 0, largest, 1)
 
 
 def _cosine(kernel: Kernel, other: Kernel) -> Tensor:
-    kernel, other = _unit(kernel), _unit(other)
+    kernel, other = _scale_to_one(kernel), _scale_to_one(other)
     product = (kernel * other).sum((-2, -1))
     return product / (torch.linalg.matrix_norm(kernel) * torch.linalg.matrix_norm(other))
 
 
-def _kernels(*given: Given) -> list[Tensor]:
+def _as_kernels(*given: Given) -> list[Tensor]:
     """Kernels as tensors, square and of one size."""
-    kernels = [_tensor(kernel, "a kernel") for kernel in given]
+    kernels = [_as_tensor(kernel, "a kernel") for kernel in given]
     for kernel in kernels:
         shape = tuple(kernel.shape)
         square = len(shape) >= 2 and shape[-1] == shape[-2]
@@ -163,9 +163,9 @@ def _kernels(*given: Given) -> list[Tensor]:
     return kernels
 
 
-def _symmetric(given: Given) -> Tensor:
+def _as_symmetric(given: Given) -> Tensor:
     """A kernel of one set with itself; of any other square matrix half would be ignored in silence."""
-    (kernel,) = _kernels(given)
+    (kernel,) = _as_kernels(given)
     apart = (kernel - kernel.mT).abs().amax() if kernel.numel() else 0
     largest = kernel.abs().amax() if kernel.numel() else 0
     require(
@@ -175,8 +175,8 @@ def _symmetric(given: Given) -> Tensor:
     return kernel
 
 
-def _with_labels(kernel: Given, targets: Given) -> tuple[Tensor, Tensor]:
-    (kernel,), columns = _kernels(kernel), _tensor(targets, "the targets")
+def _with_label_kernel(kernel: Given, targets: Given) -> tuple[Tensor, Tensor]:
+    (kernel,), columns = _as_kernels(kernel), _as_tensor(targets, "the targets")
     shape = tuple(columns.shape)
     require(
         len(shape) in (1, 2) and shape[0] == kernel.shape[-1],
@@ -186,7 +186,7 @@ def _with_labels(kernel: Given, targets: Given) -> tuple[Tensor, Tensor]:
     return kernel, label_kernel(columns)
 
 
-def _tensor(given: Given, what: str) -> Tensor:
+def _as_tensor(given: Given, what: str) -> Tensor:
     if isinstance(given, np.ndarray):
         return torch.from_numpy(given)
     require(isinstance(given, Tensor), f"{what} is a tensor or a numpy array, got {type(given).__name__}.")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unlazy.kernels.capture import Inputs, samples
-from unlazy.kernels.panels import Panels, all_places, count
+from unlazy.kernels.capture import Inputs, sample_count, take_samples
 from unlazy.runtime import InputError, require
 
 FREE_SHARE = 0.5  # of the free memory, by default
@@ -27,12 +27,18 @@ DEVICE_SHARE = 0.85  # of a graphics card's free memory, which nobody else waits
 USABLE = 0.9  # of what is allowed: allocators round up and keep some back
 SMALL_TILE = 64  # samples a side; features are made again rather than paired in smaller tiles
 GOOD_ROOM = 3  # parts at hand where not all fit, two rows and a column: larger tiles or larger panels would cost more
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # called with tiles done and tiles in all
+Place = tuple[int, int]  # of a tile: row and column, counted in tiles
+PartKey = tuple[bool, int]  # of a part: whether it belongs to the rows, and its number
+
+
+class TooLittleMemory(InputError):  # noqa: N818
+    """A kernel needs more memory than it may take. Raised before anything large is allocated."""
 
 
 @runtime_checkable
 class Kernel(Protocol):
-    """What the engine asks of a kernel."""
+    """What the Gram engine needs from a kernel."""
 
     tail: tuple[int, ...]  # () for a number per pair, (k, k) for a matrix per pair
     dtype: torch.dtype
@@ -42,20 +48,24 @@ class Kernel(Protocol):
     best_tile: int  # samples a side; larger tiles leave the cache, smaller ones waste calls
     methods: tuple[str, ...]  # one line each, for the plan
 
-    def features(self, x: Inputs) -> Any: ...
+    def features(self, x: Inputs) -> Any:
+        """What the kernel needs to know of each sample."""
+        ...
 
-    def block(self, out: Tensor, a: Any, b: Any, *, same: bool) -> None: ...
+    def block(self, out: Tensor, a: Any, b: Any, *, same: bool) -> None:
+        """Fill ``out`` with the kernel of two sets of features; ``same``: both are one set."""
+        ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a Gram matrix will be computed. ``room``: of how many parts of one tile's side features are held; see ``Panels``."""
+    """How a Gram matrix will be computed. ``cached_parts``: see :class:`FeatureCache`."""
 
     rows: int
     columns: int
     symmetric: bool
     tile: int
-    room: int
+    cached_parts: int
     result_bytes: int
     peak_bytes: int
     budget_bytes: int
@@ -63,21 +73,22 @@ class Plan:
 
     @property
     def tiles(self) -> int:
+        """How many tiles are computed."""
         return len(all_places(self.rows, self.columns, self.tile, symmetric=self.symmetric))
 
     @property
-    def keep(self) -> bool:
-        """Whether features of all samples are held, so that none is made twice."""
-        return self.room >= parts_of(self.rows, self.columns, self.tile, symmetric=self.symmetric)
+    def caches_all(self) -> bool:
+        """Whether features of all samples are held, so that none is computed twice."""
+        return self.cached_parts >= total_parts(self.rows, self.columns, self.tile, symmetric=self.symmetric)
 
     def __str__(self) -> str:
         shape = "symmetric" if self.symmetric else "cross"
-        again = f"features of {(self.room - 1) * self.tile} rows at a time, columns made again for each"
-        result = f"result {_size(self.result_bytes)}" if self.result_bytes else "result elsewhere"
+        again = f"features of {(self.cached_parts - 1) * self.tile} rows at a time, columns made again for each"
+        result = f"result {size_text(self.result_bytes)}" if self.result_bytes else "result elsewhere"
         lines = [
             f"{self.rows} x {self.columns} {shape}, {self.tiles} tiles of {self.tile}, "
-            f"{'features kept' if self.keep else again}",
-            f"memory: {result}, peak {_size(self.peak_bytes)} of {_size(self.budget_bytes)} allowed",
+            f"{'features kept' if self.caches_all else again}",
+            f"memory: {result}, peak {size_text(self.peak_bytes)} of {size_text(self.budget_bytes)} allowed",
         ]
         return "\n".join([*lines, *(f"  {line}" for line in self.methods)])
 
@@ -91,10 +102,10 @@ def plan_gram(
     held: bool = True,
     tile: int | None = None,
 ) -> Plan:
-    """Choose tiles. ``columns=None``: symmetric; ``held=False``: the result stands elsewhere, on a disk say; ``tile``: at most
-    so many samples a side, in place of what suits the kernel.
+    """Choose the tile size and the size of the feature cache that fit the memory.
 
-    Raises where not even one sample at a time fits.
+    ``columns=None``: symmetric. ``held=False``: the result is not in memory, but on disk for example. ``tile``: at most so many
+    samples on a side, instead of the kernel's ``best_tile``. Raises ``TooLittleMemory`` if not even one sample at a time fits.
     """
     require(tile is None or tile >= 1, f"a tile has at least one sample a side, got {tile}.")
     budget, best = parse_memory(memory, kernel.device), tile or kernel.best_tile
@@ -108,9 +119,9 @@ def plan_gram(
     def all_fit(size: int) -> bool:
         return all_features + block_bytes(kernel, size) <= free
 
-    def room(size: int) -> int:
-        parts = parts_of(rows, width, size, symmetric=symmetric)
-        return parts if all_fit(size) else room_beside_block(kernel, size, free)
+    def cached_parts(size: int) -> int:
+        parts = total_parts(rows, width, size, symmetric=symmetric)
+        return parts if all_fit(size) else cached_parts_beside_block(kernel, size, free)
 
     def largest(enough: Callable[[int], bool], least: int) -> int | None:
         """The best tile, made smaller until it is small enough or as small as it may be."""
@@ -122,34 +133,112 @@ def plan_gram(
 
     size = (
         largest(all_fit, min(SMALL_TILE, most))
-        or largest(lambda size: room(size) >= GOOD_ROOM, 1)
-        or largest(lambda size: room(size) >= 2, 1)
+        or largest(lambda size: cached_parts(size) >= GOOD_ROOM, 1)
+        or largest(lambda size: cached_parts(size) >= 2, 1)
     )
     if size is None:
         least = result + kernel.work_bytes + 2 * kernel.feature_bytes + block_bytes(kernel, 1)
-        raise InputError(
-            f"{_size(budget)} is too small: the result alone takes {_size(result)}, and one tile brings it to "
-            f"{_size(least)}. Give more memory, fewer samples, or outputs='trace'."
+        raise TooLittleMemory(
+            f"{size_text(budget)} is too small: the result alone takes {size_text(result)}, and one tile brings it to "
+            f"{size_text(least)}. Give more memory, fewer samples, or outputs='trace'."
         )
-    features = min(room(size) * size * kernel.feature_bytes, all_features)
+    features = min(cached_parts(size) * size * kernel.feature_bytes, all_features)
     peak = result + kernel.work_bytes + features + block_bytes(kernel, size)
-    return Plan(rows, width, symmetric, size, room(size), result, peak, budget, kernel.methods)
+    return Plan(rows, width, symmetric, size, cached_parts(size), result, peak, budget, kernel.methods)
 
 
-def parts_of(rows: int, columns: int, tile: int, *, symmetric: bool) -> int:
-    """How many parts the samples are cut into."""
-    return count(rows, tile) + (0 if symmetric else count(columns, tile))
+def total_parts(rows: int, columns: int, tile: int, *, symmetric: bool) -> int:
+    """How many parts the samples of rows and columns are cut into; rows alone for a symmetric matrix."""
+    return count_parts(rows, tile) + (0 if symmetric else count_parts(columns, tile))
 
 
 def block_bytes(kernel: Kernel, tile: int) -> int:
-    """What a tile takes, with what is needed to fill it."""
+    """Bytes of a tile and of the temporaries that fill it."""
     item = torch.finfo(kernel.dtype).bits // 8
     return tile * tile * item * (math.prod(kernel.tail) + 3)
 
 
-def room_beside_block(kernel: Kernel, tile: int, free: int) -> int:
-    """Features of how many parts fit into so many bytes, beside one tile."""
+def cached_parts_beside_block(kernel: Kernel, tile: int, free: int) -> int:
+    """How many parts' features fit into ``free`` bytes together with one tile."""
     return max(0, free - block_bytes(kernel, tile)) // max(1, tile * kernel.feature_bytes)
+
+
+class FeatureCache:
+    """Features of parts of ``x``, and of ``x2`` for a cross kernel; of at most ``capacity`` parts at a time.
+
+    A part is as many samples as a tile has on a side. Features of all parts are kept if they fit. Otherwise features of a
+    *panel* of rows are kept while the columns come one at a time: features of a column are then computed once a panel, not
+    once a row.
+    """
+
+    def __init__(
+        self, features: Callable[[Inputs], Any], x: Inputs, x2: Inputs | None, tile: int, capacity: int
+    ) -> None:
+        require(capacity >= 2, f"a tile pairs two parts, so room for two is the least; got {capacity}.")
+        self.features, self.x, self.x2, self.tile = features, x, x2, tile
+        parts = sum(count_parts(sample_count(data), tile) for data in (x, x2) if data is not None)
+        self.all_fit = capacity >= parts
+        self.panel = parts if self.all_fit else capacity - 1  # rows; one more part is a column
+        self._rows: OrderedDict[PartKey, Any] = OrderedDict()
+        self._last_column: tuple[PartKey, Any] | None = None
+
+    def order_tiles(self, places: Sequence[Place]) -> list[Place]:
+        """The tiles in the order that computes features least often: panel by panel, and in a panel column by column."""
+        return sorted(places, key=lambda place: (place[0] // self.panel, place[1], place[0]))
+
+    def pair(self, place: Place) -> tuple[Any, Any, bool]:
+        """Features of a tile's rows and columns, and whether they are the same ones. Delete them before the next pair."""
+        symmetric = self.x2 is None
+        left = self._row(place[0])
+        same = symmetric and place[0] == place[1]
+        return left, left if same else self._column((symmetric, place[1])), same
+
+    def tile_shape(self, place: Place) -> tuple[int, int]:
+        """Height and width of a tile."""
+        columns = self.x if self.x2 is None else self.x2
+        height, width = (
+            min(self.tile, sample_count(data) - at * self.tile)
+            for data, at in zip((self.x, columns), place, strict=True)
+        )
+        return height, width
+
+    def _row(self, number: int) -> Any:
+        key = True, number
+        if key not in self._rows:
+            while len(self._rows) >= self.panel:
+                self._rows.popitem(last=False)
+            self._rows[key] = self._compute(key)
+        self._rows.move_to_end(key)
+        return self._rows[key]
+
+    def _column(self, key: PartKey) -> Any:
+        if key in self._rows:
+            return self._rows[key]
+        if self.all_fit:
+            self._rows[key] = self._compute(key)
+            return self._rows[key]
+        if self._last_column is None or self._last_column[0] != key:
+            self._last_column = None  # frees its memory first
+            self._last_column = key, self._compute(key)
+        return self._last_column[1]
+
+    def _compute(self, key: PartKey) -> Any:
+        if self._last_column is not None and self._last_column[0] == key:
+            return self._last_column[1]
+        is_row, number = key
+        data = self.x if is_row else self.x2
+        return self.features(take_samples(data, slice(number * self.tile, (number + 1) * self.tile)))
+
+
+def count_parts(length: int, tile: int) -> int:
+    """How many parts of a tile's side ``length`` samples are cut into."""
+    return -(-length // tile)
+
+
+def all_places(rows: int, columns: int, tile: int, *, symmetric: bool) -> list[Place]:
+    """Every tile, row by row; of a symmetric matrix those on and above the diagonal."""
+    down, across = count_parts(rows, tile), count_parts(columns, tile)
+    return [(i, j) for i in range(down) for j in range(i if symmetric else 0, across)]
 
 
 def gram(
@@ -164,17 +253,17 @@ def gram(
     """The Gram matrix ``[n, m, *tail]``, by the plan. ``out``: anything that takes slices, filled tile by tile."""
     in_memory = out is None or isinstance(out, Tensor)
     in_place = out is None or (isinstance(out, Tensor) and (out.dtype, out.device) == (kernel.dtype, kernel.device))
-    plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=in_memory)
+    plan = plan_gram(kernel, sample_count(x), None if x2 is None else sample_count(x2), memory, held=in_memory)
     result = out
     if result is None:
         result = empty_result((*kernel.tail, plan.rows, plan.columns), kernel.dtype, kernel.device)
     else:
         expected = (*kernel.tail, plan.rows, plan.columns)
         require(tuple(out.shape) == expected, f"out must have shape {expected}, got {tuple(out.shape)}.")
-    panels = Panels(kernel.features, x, x2, plan.tile, max(2, plan.room))
+    cache = FeatureCache(kernel.features, x, x2, plan.tile, max(2, plan.cached_parts))
     places = all_places(plan.rows, plan.columns, plan.tile, symmetric=plan.symmetric)
-    for done, place in enumerate(panels.in_order(places), start=1):
-        height, width = panels.shape(place)
+    for done, place in enumerate(cache.order_tiles(places), start=1):
+        height, width = cache.tile_shape(place)
         rows, columns = (
             slice(at * plan.tile, at * plan.tile + side) for at, side in zip(place, (height, width), strict=True)
         )
@@ -182,7 +271,7 @@ def gram(
             block = result[..., rows, columns]  # a view: filled in place
         else:
             block = torch.empty((*kernel.tail, height, width), dtype=kernel.dtype, device=kernel.device)
-        left, right, same = panels.pair(place)
+        left, right, same = cache.pair(place)
         kernel.block(block, left, right, same=same)
         del left, right  # before others take their place
         if not in_place:
@@ -195,8 +284,8 @@ def gram(
 
 
 def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for a result, not yet filled. On the processor numpy gives it, in huge pages where the system has them: touching
-    fresh memory then takes a quarter of the time.
+    """An empty tensor for a result. On the CPU numpy allocates it, in huge pages where the system has them: the first access
+    then takes a quarter of the time.
     """
     if device.type != "cpu" or dtype not in (torch.float32, torch.float64):
         return torch.empty(shape, dtype=dtype, device=device)
@@ -207,7 +296,7 @@ def empty_result(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
 
 
 def parse_memory(memory: str | int | None, device: torch.device | None = None) -> int:
-    """Bytes from ``"2GB"``, ``"512 MiB"``, a number, or a share of what is free where the result will stand."""
+    """Bytes from ``"2GB"``, ``"512 MiB"`` or a number; ``None``: a share of the memory that is free on ``device``."""
     if memory is None:
         if device is not None and device.type == "cuda":
             return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
@@ -222,7 +311,7 @@ def parse_memory(memory: str | int | None, device: torch.device | None = None) -
 
 
 def free_memory() -> int:
-    """Bytes the machine could still give."""
+    """Bytes of memory that are free on this machine."""
     information = Path("/proc/meminfo")
     if information.exists():
         found = re.search(r"MemAvailable:\s+(\d+) kB", information.read_text())
@@ -231,7 +320,8 @@ def free_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """Bytes for a reader, such as ``2.4 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"

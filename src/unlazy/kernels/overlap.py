@@ -31,17 +31,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, check_numbers, evaluating, explained, samples, take
-from unlazy.kernels.gated import Gated, gates_of, is_stack, value_bias
+from unlazy.kernels.capture import (
+    Inputs,
+    check_numbers,
+    evaluation_mode,
+    explain_input_errors,
+    sample_count,
+    take_samples,
+)
+from unlazy.kernels.gate_calls import record, record_ties
+from unlazy.kernels.gated import Gated, has_value_bias, is_stack, net_gates
 from unlazy.kernels.gram import Plan, Progress, empty_result, gram, plan_gram
-from unlazy.kernels.paths.compiled import product_kernel
-from unlazy.kernels.paths.count import Program, chain, check_output
+from unlazy.kernels.paths.compiled_product import product_kernel
+from unlazy.kernels.paths.count import Program, chain_graph, check_output
 from unlazy.kernels.paths.operations import Gate, Mix, Reshape, Scale, Source, Total, Window
-from unlazy.kernels.paths.pairs import MORE_THAN_HELD, OverlapKernel
+from unlazy.kernels.paths.overlap_engine import MORE_THAN_HELD, OverlapKernel
 from unlazy.kernels.paths.trace import trace
-from unlazy.kernels.paths.units import Graph, Traced
-from unlazy.kernels.record import record, record_ties
-from unlazy.models.conv import GatedImageNet
+from unlazy.kernels.paths.unit_graph import Graph, TracedGraph
+from unlazy.models.image_net import GatedImageNet
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported, require
 
@@ -68,21 +75,23 @@ def overlap_kernel(
     plain convolutional nets need one number per position and pair, residual nets one per unit and pair, and that is what it
     costs. What a path is: see the top of this module. Operations without a rule raise and are named.
 
-    float64 counts are exact below 2^53, and relative 1e-12 above; more than float64 holds is an error that asks for
-    ``log=True``: natural logarithms, -inf for none. ``dtype=torch.float32`` halves the result and rounds it (relative 6e-8).
+    float64 counts are exact below 2^53, with a relative error of 1e-12 above. Counts that float64 cannot hold raise an error;
+    ``log=True`` gives natural logarithms, -inf for no path. ``dtype=torch.float32`` rounds (relative 6e-8).
     ``output``: which output paths lead to, where that matters (outputs behind a shared linear layer have equal counts).
     ``out``: anything of shape ``[n, m]`` that takes slices, filled in place; ``memory``: how much may be used, such as "4GB";
     ``progress(done, tiles)``.
     Ties are decided as said above and counted by :func:`gate_ties`.
     """
-    with explained(model, x, x2):
+    with explain_input_errors(model, x, x2):
         if is_stack(model):
-            _only_single(output, memory, out, progress)
+            _refuse_for_stack(output, memory, out, progress)
             gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
             biased = bias_paths and model.settings.value_bias
-            return _stacked(gates, gates if gates2 is None else gates2, biased=biased, log=log).to(dtype)
-        kernel = overlap_engine(model, x, log=log, bias_paths=bias_paths, output=output, dtype=_kind(dtype, out))
-        return _gram(kernel, x, x2, memory, out, progress)
+            return _stack_overlap(gates, gates if gates2 is None else gates2, biased=biased, log=log).to(dtype)
+        kernel = overlap_engine(
+            model, x, log=log, bias_paths=bias_paths, output=output, dtype=_result_dtype(dtype, out)
+        )
+        return _overlap_gram(kernel, x, x2, memory, out, progress)
 
 
 def plan_overlap(
@@ -96,17 +105,17 @@ def plan_overlap(
     memory: Memory = None,
     held: bool = True,
 ) -> Plan:
-    """What :func:`overlap_kernel` would do: memory, tiles, numbers per pair, how large counts can get.
+    """What :func:`overlap_kernel` would do: memory, tiles, numbers a pair, how large counts can get.
 
-    ``held=False``: the result stands elsewhere, on a disk say.
+    ``held=False``: the result is not in memory, but on disk for example.
     """
     if is_stack(model):
         raise Unsupported(
             "GatedNet", "a stack is computed member by member in one go", "Pick one with member(net, index)."
         )
-    with explained(model, x, x2):
+    with explain_input_errors(model, x, x2):
         kernel = overlap_engine(model, x, log=False, bias_paths=bias_paths, output=output, dtype=dtype)
-        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=held)
+        return plan_gram(kernel, sample_count(x), None if x2 is None else sample_count(x2), memory, held=held)
 
 
 def layer_overlap(
@@ -124,13 +133,13 @@ def layer_overlap(
 
     Equals the overlap kernel for dense chains; treats every other layer as if it were dense. Options as there.
     """
-    with explained(model, x, x2):
+    with explain_input_errors(model, x, x2):
         if is_stack(model):
-            _only_single(None, memory, out, progress)
+            _refuse_for_stack(None, memory, out, progress)
             gates, gates2 = hard_gates(model, x), None if x2 is None else hard_gates(model, x2)
-            return _stacked(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
-        kernel = layer_overlap_engine(model, x, x2, log=log, dtype=_kind(dtype, out))
-        return _gram(kernel, x, x2, memory, out, progress)
+            return _stack_overlap(gates, gates if gates2 is None else gates2, biased=False, log=log).to(dtype)
+        kernel = layer_overlap_engine(model, x, x2, log=log, dtype=_result_dtype(dtype, out))
+        return _overlap_gram(kernel, x, x2, memory, out, progress)
 
 
 def path_count(
@@ -142,13 +151,15 @@ def path_count(
     output: int | None = None,
 ) -> Float[Tensor, "*members n"]:
     """Number of active paths of each input: the diagonal of the overlap kernel, for the same networks and options."""
-    with explained(model, x):
+    with explain_input_errors(model, x):
         if isinstance(model, GatedNet):
             gates = hard_gates(model, x)
             check_output(output, model.settings.outputs)
-            if _dense(model, gates):
+            if _has_dense_gates(model, gates):
                 everything = [torch.ones_like(layer[..., :1, :]) for layer in gates]
-                return _stacked(gates, everything, biased=bias_paths and model.settings.value_bias, log=log)[..., 0]
+                return _stack_overlap(gates, everything, biased=bias_paths and model.settings.value_bias, log=log)[
+                    ..., 0
+                ]
         kernel = overlap_engine(model, x, log=log, bias_paths=bias_paths, output=output, dtype=torch.float64)
         return kernel.diagonal(x)
 
@@ -164,46 +175,46 @@ def neural_path_kernel(model: nn.Module, x: Tensor) -> Float[Tensor, "*members n
     if isinstance(model, GatedNet):
         settings = model.settings
         if settings.value_bias:
-            raise _biased("GatedNet", "Build it with value_bias=False.")
+            raise _bias_error("GatedNet", "Build it with value_bias=False.")
         if settings.experts == "linear":
             return overlap_kernel(model, x) * (x @ x.mT).double()
         return overlap_kernel(model, x) * next(model.value_layers[0].parameters()).shape[-1]
-    with explained(model, x):
-        graph = _tracer(model)(model, _probe(x)).graph
+    with explain_input_errors(model, x):
+        graph = _choose_tracer(model)(model, _repeat_first_sample(x)).graph
         _check_products(graph)
-        kernel = _foreign(model, x, graph, log=False, dtype=torch.float64, products=True)
-        return _gram(kernel, x)
+        kernel = _traced_engine(model, x, graph, log=False, dtype=torch.float64, products=True)
+        return _overlap_gram(kernel, x)
 
 
 def gate_ties(model: nn.Module, x: Inputs) -> dict[str, Int[Tensor, "*members n"]]:
-    """Units of each layer that lie exactly on the border of their gate, per input: the choices that counts of paths rest on.
+    """Number of units of each layer that lie exactly on the border of their gate, for each input.
 
     Pre-activations of exactly 0 for ReLU (closed) and linear gating (open), both borders of truncated gates (closed); for
     max-pools the cells whose maximum is reached twice and is not 0 (the first position counts as open; adaptive max-pools are
     not looked at).
     """
-    with explained(model, x):
+    with explain_input_errors(model, x):
         check_numbers(model, x)
         if isinstance(model, Gated):
             if model.settings.gating == "open":
                 return {}
-            with evaluating(model), torch.no_grad():
+            with evaluation_mode(model), torch.no_grad():
                 layers = model.pre_activations(x)
             first = 2 if is_stack(model) else 1
             return {f"layer {i + 1}": (pre == 0).flatten(first).sum(-1) for i, pre in enumerate(layers)}
-        parts = [record_ties(model, take(x, slice(i, i + CHUNK))) for i in range(0, samples(x), CHUNK)]
+        parts = [record_ties(model, take_samples(x, slice(i, i + CHUNK))) for i in range(0, sample_count(x), CHUNK)]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-# --- gates at hand -------------------------------------------------------------------------------------------
+# --- from gates ----------------------------------------------------------------------------------------------
 
 
 def hard_gates(model: nn.Module, x: Inputs) -> list[Tensor]:
     """Open or closed for every unit ``[..., n, units]`` of a dense chain; raises where paths are not a plain product."""
     if isinstance(model, GatedNet):
-        return gates_of(model, x)
+        return net_gates(model, x)
     traced = trace(model, x)
-    odd = _not_a_chain(traced.graph)
+    odd = _why_not_a_chain(traced.graph)
     if odd is not None:
         raise Unsupported(
             type(model).__name__,
@@ -216,9 +227,9 @@ def hard_gates(model: nn.Module, x: Inputs) -> list[Tensor]:
 def overlap_from_gates(
     gates: Sequence[Tensor], gates2: Sequence[Tensor], *, dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "*members n m"]:
-    """The product over layers from gates at hand, ``[..., n, units]`` per layer; also soft ones, if that is wanted."""
+    """The overlap kernel from gates ``[..., n, units]`` of each layer: a product over layers. Gates may be soft."""
     if gates[0].ndim > 2 or gates[0].dtype != torch.bool:
-        return _stacked(gates, gates2, biased=False, log=False).to(dtype)
+        return _stack_overlap(gates, gates2, biased=False, log=False).to(dtype)
     program = _chain_program(tuple(layer.shape[1] for layer in gates), 1, False, None, gates[0].device)
     nodes = program.graph.gates()
     kernel = product_kernel(
@@ -229,11 +240,11 @@ def overlap_from_gates(
         dtype=dtype,
         device=gates[0].device,
     )
-    return _gram(kernel, tuple(gates), None if gates2 is gates else tuple(gates2))
+    return _overlap_gram(kernel, tuple(gates), None if gates2 is gates else tuple(gates2))
 
 
 def free_path_kernel(gates: Sequence[Tensor], start: Tensor, biases: bool) -> Float[Tensor, "*members n n"]:
-    """Kernel of the model with a free value on every path: what the experts could do if they were not products.
+    """Kernel of the model that has a free value for every path, in place of a product of weights.
 
     ``start`` is the kernel of the inputs a path may begin with: 1 for constant experts (then, without biases, this
     is the overlap kernel), x . x' for linear ones. With ``biases`` a path may also begin at the constant node below any
@@ -247,11 +258,11 @@ def free_path_kernel(gates: Sequence[Tensor], start: Tensor, biases: bool) -> Fl
 
 
 def path_count_from_gates(gates: Sequence[Tensor]) -> Float[Tensor, "*members n"]:
-    """prod over layers of the number of open units."""
+    """Number of active paths of each input from its gates: the product over layers of the number of open units."""
     return torch.stack([layer.sum(-1, dtype=torch.float64) for layer in gates]).prod(0)
 
 
-def _stacked(gates: Sequence[Tensor], gates2: Sequence[Tensor], *, biased: bool, log: bool) -> Tensor:
+def _stack_overlap(gates: Sequence[Tensor], gates2: Sequence[Tensor], *, biased: bool, log: bool) -> Tensor:
     """The recursion over dense layers, all members at once, in float64 or in logarithms."""
     total: Tensor | None = None
     for layer, layer2 in zip(gates, gates2, strict=True):
@@ -259,15 +270,15 @@ def _stacked(gates: Sequence[Tensor], gates2: Sequence[Tensor], *, biased: bool,
         common = common.log() if log else common
         if total is None:
             total = torch.zeros_like(common) if log else torch.ones_like(common)
-        total = _plus_one(total, log=log) if biased else total
+        total = _add_one(total, log=log) if biased else total
         total = common + total if log else common * total
     assert total is not None
-    total = _plus_one(total, log=log) if biased else total
+    total = _add_one(total, log=log) if biased else total
     require(log or bool(total.isfinite().all()), MORE_THAN_HELD)
     return total
 
 
-def _plus_one(total: Tensor, *, log: bool) -> Tensor:
+def _add_one(total: Tensor, *, log: bool) -> Tensor:
     return torch.logaddexp(total, torch.zeros_like(total)) if log else total + 1
 
 
@@ -283,41 +294,41 @@ def overlap_engine(
     output: int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> OverlapKernel:
-    """The kernel of a single network, for the Gram engine: a dense chain from its gates, anything else from its traced graph."""
+    """The overlap kernel of a single network for the Gram engine: a dense chain from its gates, other networks by tracing."""
     check_numbers(model, x)
-    if isinstance(model, GatedNet) and _dense(model, probe := hard_gates(model, _probe(x))):
+    if isinstance(model, GatedNet) and _has_dense_gates(model, probe := hard_gates(model, _repeat_first_sample(x))):
         widths = tuple(layer.shape[1] for layer in probe)
         biased = bias_paths and model.settings.value_bias
-        program = _chain_program(widths, model.settings.outputs, biased, output, _device(x))
+        program = _chain_program(widths, model.settings.outputs, biased, output, _device_of(x))
 
-        def opens(part: Inputs) -> dict[int, Tensor]:
+        def open_units(part: Inputs) -> dict[int, Tensor]:
             return dict(zip(program.graph.gates(), hard_gates(model, part), strict=True))
 
-        return OverlapKernel(program, opens, log=log, dtype=dtype, device=_device(x))
-    graph = _tracer(model)(model, _probe(x)).graph
-    return _foreign(model, x, graph, log=log, dtype=dtype, bias_paths=bias_paths, output=output)
+        return OverlapKernel(program, open_units, log=log, dtype=dtype, device=_device_of(x))
+    graph = _choose_tracer(model)(model, _repeat_first_sample(x)).graph
+    return _traced_engine(model, x, graph, log=log, dtype=dtype, bias_paths=bias_paths, output=output)
 
 
 def layer_overlap_engine(
     model: nn.Module, x: Inputs, x2: Inputs | None = None, *, log: bool = False, dtype: torch.dtype = torch.float64
 ) -> OverlapKernel:
-    """The product over layers of a single network, for the Gram engine."""
-    # of another length than x: an axis of positions that is taken for that of the samples cannot have both lengths
-    probe = _probe(x, copies=3 if samples(x) == 2 else 2)
-    widths = tuple(layer[0].numel() for layer in _layers(model, probe))
-    program = _chain_program(widths, 1, False, None, _device(x))
+    """The layer overlap (product over layers) of a single network for the Gram engine."""
+    # Not as many copies as x has samples: an axis of positions could then pass for the axis of samples in both.
+    probe = _repeat_first_sample(x, copies=3 if sample_count(x) == 2 else 2)
+    widths = tuple(layer[0].numel() for layer in _open_units_by_layer(model, probe))
+    program = _chain_program(widths, 1, False, None, _device_of(x))
 
-    def opens(part: Inputs) -> dict[int, Tensor]:
-        found = [layer.flatten(1) for layer in _layers(model, part)]
+    def open_units(part: Inputs) -> dict[int, Tensor]:
+        found = [layer.flatten(1) for layer in _open_units_by_layer(model, part)]
         same = tuple(layer.shape[1] for layer in found) == widths
         require(same, "the gates of this network depend on its input; there is no common product over layers.")
         return dict(zip(program.graph.gates(), found, strict=True))
 
-    pairs = samples(x) * samples(x if x2 is None else x2)
-    return product_kernel(program, opens, pairs, log=log, dtype=dtype, device=_device(x))
+    pairs = sample_count(x) * sample_count(x if x2 is None else x2)
+    return product_kernel(program, open_units, pairs, log=log, dtype=dtype, device=_device_of(x))
 
 
-def _foreign(
+def _traced_engine(
     model: nn.Module,
     x: Inputs,
     graph: Graph,
@@ -328,10 +339,10 @@ def _foreign(
     output: int | None = None,
     products: bool = False,
 ) -> OverlapKernel:
-    program = Program(graph, bias_paths=bias_paths, output=output, products=products, device=_device(x))
-    follow = _tracer(model)
+    program = Program(graph, bias_paths=bias_paths, output=output, products=products, device=_device_of(x))
+    follow = _choose_tracer(model)
 
-    def opens(part: Inputs) -> dict[int, Tensor]:
+    def open_units(part: Inputs) -> dict[int, Tensor]:
         traced = follow(model, part)
         if traced.graph != graph:
             raise Unsupported(
@@ -341,19 +352,19 @@ def _foreign(
             )
         return traced.masks | traced.inputs if products else traced.masks
 
-    return OverlapKernel(program, opens, log=log, dtype=dtype, device=_device(x))
+    return OverlapKernel(program, open_units, log=log, dtype=dtype, device=_device_of(x))
 
 
 @lru_cache(maxsize=64)
 def _chain_program(
     widths: tuple[int, ...], outputs: int, biased: bool, output: int | None, device: torch.device
 ) -> Program:
-    """The program of a dense chain; kept, since training measures the same network again and again."""
-    return Program(chain(widths, biased=biased, outputs=outputs), bias_paths=biased, output=output, device=device)
+    """The program of a dense chain; cached, since training measures the same network at many steps."""
+    return Program(chain_graph(widths, biased=biased, outputs=outputs), bias_paths=biased, output=output, device=device)
 
 
 class _ValueBranch(nn.Module):
-    """The value branch of a gated network under gates already made."""
+    """The value branch of a gated network with given gates, as a module of its own."""
 
     def __init__(self, model: Gated, gates: list[Tensor]) -> None:
         super().__init__()
@@ -363,18 +374,18 @@ class _ValueBranch(nn.Module):
         return self.model.value(x, self.gates)
 
 
-def _tracer(model: nn.Module) -> Callable[[Any, Inputs], Traced]:
-    """How to follow the units: those of a network of ours under its own gates, unless they are ReLUs that one can see."""
+def _choose_tracer(model: nn.Module) -> Callable[[Any, Inputs], TracedGraph]:
+    """The function that traces the model: ours are traced with their own gates given, unless the gates are visible ReLUs."""
     ours = isinstance(model, GatedNet) or (isinstance(model, GatedImageNet) and model.settings.gating != "own")
     return _trace_gated if ours else trace
 
 
-def _trace_gated(model: Gated, x: Inputs) -> Traced:
-    gates = gates_of(model, x)
-    return trace(_ValueBranch(model, gates), x, given=gates, given_biased=value_bias(model))
+def _trace_gated(model: Gated, x: Inputs) -> TracedGraph:
+    gates = net_gates(model, x)
+    return trace(_ValueBranch(model, gates), x, given=gates, given_biased=has_value_bias(model))
 
 
-def _gram(
+def _overlap_gram(
     kernel: OverlapKernel,
     x: Inputs,
     x2: Inputs | None = None,
@@ -382,10 +393,10 @@ def _gram(
     out: Any = None,
     progress: Progress | None = None,
 ) -> Tensor | Any:
-    """All at once where the gates of all samples fit, else by the Gram engine, which records columns again."""
+    """The Gram matrix in one block if the gates of all samples fit, else tile by tile."""
     in_memory = out is None or isinstance(out, Tensor)
-    plan = plan_gram(kernel, samples(x), None if x2 is None else samples(x2), memory, held=in_memory)
-    if not plan.keep or not in_memory or progress is not None:
+    plan = plan_gram(kernel, sample_count(x), None if x2 is None else sample_count(x2), memory, held=in_memory)
+    if not plan.caches_all or not in_memory or progress is not None:
         return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
     shape = (plan.rows, plan.columns)
     result = empty_result(shape, kernel.dtype, kernel.device) if out is None else out
@@ -395,16 +406,16 @@ def _gram(
     return result
 
 
-def _dense(model: GatedNet, gates: Sequence[Tensor]) -> bool:
+def _has_dense_gates(model: GatedNet, gates: Sequence[Tensor]) -> bool:
     """Whether gates have no positions."""
     return all(layer.ndim == (2 if model.members is None else 3) for layer in gates)
 
 
-def _layers(model: nn.Module, x: Inputs) -> list[Tensor]:
-    """Open units of every gate ``[n, ...]``, whatever lies between."""
+def _open_units_by_layer(model: nn.Module, x: Inputs) -> list[Tensor]:
+    """Open units of every gate ``[n, ...]``, for any network with ReLU-like gates."""
     if isinstance(model, Gated):
-        return gates_of(model, x)
-    calls, n = record(model, x), samples(x)
+        return net_gates(model, x)
+    calls, n = record(model, x), sample_count(x)
     for gate in calls:
         if len(gate.open) != n:
             raise Unsupported(
@@ -415,8 +426,8 @@ def _layers(model: nn.Module, x: Inputs) -> list[Tensor]:
     return [gate.open for gate in calls]
 
 
-def _not_a_chain(graph: Graph) -> str | None:
-    """What makes a graph more than gated dense layers one after the other."""
+def _why_not_a_chain(graph: Graph) -> str | None:
+    """Why a graph is not a chain of gated dense layers, in words; ``None`` if it is one."""
     waiting = False
     for node in graph.nodes:
         if isinstance(node.operation, Mix):
@@ -434,12 +445,12 @@ def _not_a_chain(graph: Graph) -> str | None:
 
 
 def _check_products(graph: Graph) -> None:
-    """Refuse what has no input nodes to speak of: biases, and inputs changed before the first weights."""
+    """Raise ``Unsupported`` if paths begin elsewhere than at the inputs: at biases, or at inputs changed before the weights."""
     raw: set[int] = set()
     for index, node in enumerate(graph.nodes):
         operation = node.operation
         if getattr(operation, "biased", False):
-            raise _biased(node.name, "Use a network without biases and batch-norms.")
+            raise _bias_error(node.name, "Use a network without biases and batch-norms.")
         changed = isinstance(operation, Scale | Total) or (isinstance(operation, Window) and operation.pooled)
         if changed and raw & set(node.inputs):
             raise Unsupported(node.name, "the input is changed before the first weights", "Give the changed input.")
@@ -447,24 +458,24 @@ def _check_products(graph: Graph) -> None:
             raw.add(index)
 
 
-def _biased(name: str, remedy: str) -> Unsupported:
+def _bias_error(name: str, remedy: str) -> Unsupported:
     return Unsupported(name, "paths that begin at a bias are no paths of the input", remedy)
 
 
-def _only_single(*options: Any) -> None:
+def _refuse_for_stack(*options: Any) -> None:
     plain = all(option is None for option in options)
     require(plain, "output, memory, out and progress are for single networks; a stack gives [members, n, m] in one go.")
 
 
-def _probe(x: Inputs, copies: int = 2) -> Inputs:
-    """The first sample, twice: enough to see the shape of a network."""
-    first = take(x, slice(0, 1))
+def _repeat_first_sample(x: Inputs, copies: int = 2) -> Inputs:
+    """The first sample, ``copies`` times: enough to find the shapes in a network."""
+    first = take_samples(x, slice(0, 1))
     return pytree.tree_map(lambda leaf: torch.cat([leaf] * copies) if isinstance(leaf, Tensor) else leaf, first)
 
 
-def _device(x: Inputs) -> torch.device:
+def _device_of(x: Inputs) -> torch.device:
     return next(leaf.device for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor))
 
 
-def _kind(dtype: torch.dtype, out: Any) -> torch.dtype:
+def _result_dtype(dtype: torch.dtype, out: Any) -> torch.dtype:
     return out.dtype if isinstance(out, Tensor) else dtype

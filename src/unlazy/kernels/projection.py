@@ -61,3 +61,16 @@ def project_tangents(
         matrix = torch.randn(part.shape[-1], dimension, generator=random, dtype=torch.float64).to(rows)
         result += part @ (matrix / dimension**0.5)
     return Projected(result)
+
+
+def fold_columns(rows: Float[Tensor, "n p"], into: Float[Tensor, "n r"], offset: int, random: torch.Generator) -> None:
+    """Add columns ``offset, offset + 1, ...`` of a matrix, with random signs, to column number modulo r of ``into``.
+
+    A matrix folded piece by piece with one generator keeps the inner products of its rows without bias. Each entry's variance is
+    (K_aa K_bb + K_ab^2) / r at most, about, where no few columns hold most of a row.
+    """
+    n, size, start = len(rows), into.shape[1], offset % into.shape[1]
+    signs = torch.randint(0, 2, (rows.shape[1],), generator=random, dtype=torch.int8).to(rows.device)
+    padded = rows.new_zeros(n, -(-(start + rows.shape[1]) // size) * size)
+    torch.mul(rows, 1 - 2 * signs.to(rows.dtype), out=padded[:, start : start + rows.shape[1]])
+    into += padded.view(n, -1, size).sum(1)

@@ -1,4 +1,4 @@
-"""The slow, obvious twins: what every fast path is tested against. Small inputs, float64, one thing at a time."""
+"""Slow and simple versions of the kernels, which fast code is tested against. For small inputs, in float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tangent_features(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def tangent_kernel(model: nn.Module, x: Tensor) -> Tensor:
-    """Every pair of samples and outputs: ``[n, n, O, O]``."""
+    """The tangent kernel of every pair of samples and outputs, ``[n, n, O, O]``."""
     rows = tangent_features(model, x)
     n, size, _ = rows.shape
     kernel = rows.new_zeros(n, n, size, size)
@@ -40,7 +40,7 @@ def tangent_kernel(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def overlap_kernel(gates: Sequence[Tensor]) -> Tensor:
-    """Walk every path, one by one, and count those that are open on both inputs. ``gates``: booleans ``[n, m]``."""
+    """List every path and count those that are open on both inputs. ``gates``: booleans ``[n, m]``."""
     paths = list(itertools.product(*(range(layer.shape[-1]) for layer in gates)))
     require(len(paths) <= 100_000, f"{len(paths)} paths are too many to walk one by one; use overlap_kernel.")
     n = gates[0].shape[0]
@@ -52,15 +52,15 @@ def overlap_kernel(gates: Sequence[Tensor]) -> Tensor:
     return kernel
 
 
-def walked_overlap(model: nn.Module, x: Tensor, *, output: int = 0, bias_paths: bool = False) -> Tensor:
+def overlap_by_walking(model: nn.Module, x: Tensor, *, output: int = 0, bias_paths: bool = False) -> Tensor:
     """The overlap kernel of any small network: list the active paths of every input, intersect the lists. ``[n, n]``."""
-    found = [set(walk(model, x[i : i + 1], bias_paths=bias_paths).arrived[output]) for i in range(len(x))]
+    found = [set(walk(model, x[i : i + 1], bias_paths=bias_paths).output_paths[output]) for i in range(len(x))]
     return torch.tensor([[float(len(a & b)) for b in found] for a in found], dtype=torch.float64)
 
 
-def walked_path_kernel(model: nn.Module, x: Tensor, *, output: int = 0) -> Tensor:
+def path_kernel_by_walking(model: nn.Module, x: Tensor, *, output: int = 0) -> Tensor:
     """The neural path kernel likewise: every common path, input edge included, times the inputs it begins at. ``[n, n]``."""
-    found = [set(walk(model, x[i : i + 1], inputs=True).arrived[output]) for i in range(len(x))]
+    found = [set(walk(model, x[i : i + 1], inputs=True).output_paths[output]) for i in range(len(x))]
     flat = x.double().flatten(1)
     kernel = torch.zeros(len(x), len(x), dtype=torch.float64)
     for i, j in itertools.product(range(len(x)), repeat=2):

@@ -47,21 +47,29 @@ def select_parameters(model: nn.Module, parameters: Parameters) -> dict[str, nn.
 def output_directions(outputs: Outputs, out: Tensor) -> tuple[Tensor, str]:
     """Which combinations of outputs are differentiated ``[k, outputs]``, and how they are paired."""
     size = out.shape[1]
-    identity = torch.eye(size, dtype=out.dtype, device=out.device)
     if outputs in ("trace", "full"):
-        return identity, str(outputs)
+        return torch.eye(size, dtype=out.dtype, device=out.device), str(outputs)
     if outputs == "sum":
         return torch.ones(1, size, dtype=out.dtype, device=out.device), "trace"
     if isinstance(outputs, str):
         raise InputError(f"outputs must be 'trace', 'full', 'sum', an index or a list of them, got {outputs!r}.")
-    single = _whole(outputs)
-    indices = [single] if single is not None else [_whole(index) for index in outputs]  # type: ignore[union-attr]
+    single = _whole_number(outputs)
+    indices = [single] if single is not None else [_whole_number(index) for index in outputs]  # type: ignore[union-attr]
     known = [index for index in indices if index is not None and -size <= index < size]
     require(bool(known) and len(known) == len(indices), f"outputs {outputs} are not all among the model's {size}.")
-    return identity[known], "full" if single is None else "trace"
+    directions = torch.zeros(len(known), size, dtype=out.dtype, device=out.device)
+    directions[torch.arange(len(known)), known] = 1
+    return directions, "full" if single is None else "trace"
 
 
-def _whole(index: Any) -> int | None:
+def direction_count(outputs: Outputs, size: int) -> int:
+    """How many directions :func:`output_directions` makes of so many outputs."""
+    if isinstance(outputs, str):
+        return 1 if outputs == "sum" else size
+    return 1 if _whole_number(outputs) is not None else len(outputs)  # type: ignore[arg-type]
+
+
+def _whole_number(index: Any) -> int | None:
     """A whole number, whichever library it comes from; ``None`` for anything else."""
     if isinstance(index, bool):
         raise InputError(f"outputs are numbered: an index or a list of them, got {index}.")
@@ -72,6 +80,7 @@ def _whole(index: Any) -> int | None:
 
 
 def own_parameters(module: nn.Module, picked: tuple[bool, bool]) -> list[nn.Parameter]:
+    """Weight and bias of a module, those of them that are picked."""
     own = dict(module.named_parameters(recurse=False))
     return [own[name] for name, taken in zip(("weight", "bias"), picked, strict=True) if taken]
 

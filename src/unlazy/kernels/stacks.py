@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unlazy.kernels.capture import evaluating, requiring
-from unlazy.kernels.gated import exact
+from unlazy.kernels.capture import evaluation_mode, require_gradients
+from unlazy.kernels.gated import with_exact_gradients
 from unlazy.kernels.selection import Parameters, select_parameters
 from unlazy.models.net import GatedNet
 
@@ -16,9 +16,9 @@ def stack_tangent_kernel(
 ) -> Tensor:
     """All members at once, by batched backward passes: members share no parameter, so one serves all. ``[S, n, n]``."""
     chosen = list(select_parameters(model, parameters).values())
-    own = model if surrogate else exact(model)
+    own = model if surrogate else with_exact_gradients(model)
     others = [p for p in model.parameters() if not any(p is q for q in chosen)]
-    with evaluating(model), requiring(chosen, others):
+    with evaluation_mode(model), require_gradients(chosen, others):
         out = own(x)  # [S, n, outputs]
         members, n, size = out.shape
         picks = torch.eye(n * size, dtype=out.dtype, device=out.device).reshape(-1, n, size)

@@ -1,11 +1,14 @@
-"""The empirical tangent kernel of any module: inner products of parameter gradients, exact, planned, fast.
+"""The empirical tangent kernel of any module: inner products of parameter gradients, exact to float precision.
 
-Layers we know pair their inputs and output gradients directly (``layers``, ``pairs``) and never form a Jacobian where that
-would be dearer; everything else goes through one backward pass per sample (``capture.rows_by_sample``). Every rule is
-*checked* against that general path on a few samples from both ends of the data, and layers whose calls do not line up with
-the samples, or whose weights are read outside of them, go the general way. Where entries are picked by numbers or masks (sorted
-samples, experts), every batch is checked. Only weights that a branch on the data reads beside their layer, on neither end of
-the data, can escape; ``method="loop"`` is exact by definition.
+Known layers have a rule (``layer_rules``) that pairs their inputs and output gradients (``tangent_blocks``) without forming a
+Jacobian where that costs less. All other parameters take one backward pass a sample (``jacobian.rows_by_sample``).
+
+Every rule is checked against the backward pass of single samples, on the first and the last sample. A layer fails the check if
+its calls do not have one entry a sample in the order of the samples, or if the model reads its weight directly; such a layer
+takes the backward pass a sample. Where a model picks entries by index or mask (sorted samples, experts), every batch is checked.
+
+The check compares the first and last samples. A model that reads a layer's weight directly, and only for samples in between, is
+not caught; use ``method="loop"`` for it.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.kernels.capture import Inputs, check_module, explained, samples, take
-from unlazy.kernels.engine import RulesBroke, TangentKernel
+from unlazy.kernels.capture import Inputs, check_module, explain_input_errors, sample_count, take_samples
 from unlazy.kernels.gated import is_stack
 from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
-from unlazy.kernels.layers import sum_of
-from unlazy.kernels.pairs import explicit_rows, own_block
+from unlazy.kernels.layer_rules import sum_tensors
 from unlazy.kernels.selection import Outputs, Parameters, trainable_by_module
 from unlazy.kernels.stacks import stack_tangent_kernel
+from unlazy.kernels.tangent_blocks import diagonal_blocks, explicit_rows
+from unlazy.kernels.tangent_engine import RuleMismatch, TangentKernel
 from unlazy.runtime import InputError, require
 
 Result = TypeVar("Result")
@@ -69,10 +72,10 @@ def tangent_kernel(
         require(
             plain and outputs in ("trace", "full"), "a stack offers outputs 'trace' and 'full' on one set, and no more."
         )
-        with explained(model, x):
+        with explain_input_errors(model, x):
             return stack_tangent_kernel(model, x, str(outputs), parameters, surrogate)
     check_module(model)
-    model, x, x2 = _in_precision(model, x, x2, precision)
+    model, x, x2 = _convert_precision(model, x, x2, precision)
 
     def compute(way: str) -> Tensor | Any:
         kernel = TangentKernel(
@@ -82,12 +85,12 @@ def tangent_kernel(
         with kernel.ready():
             return gram(kernel, x, x2, memory=kernel.budget, out=out, progress=progress)
 
-    with explained(model, x, x2):
-        return _held(_with_fallback(compute, method))
+    with explain_input_errors(model, x, x2):
+        return _check_float16_range(_with_fallback(compute, method))
 
 
-def _held(kernel: Result) -> Result:
-    """Refuse a kernel of a 16-bit network that its numbers cannot hold."""
+def _check_float16_range(kernel: Result) -> Result:
+    """Raise ``InputError`` if a float16 kernel has overflowed."""
     if isinstance(kernel, Tensor) and kernel.dtype == torch.float16 and not bool(kernel.isfinite().all()):
         raise InputError(
             "the kernel exceeds what float16 holds, 65504; convert the model, or give precision='float32'."
@@ -96,10 +99,10 @@ def _held(kernel: Result) -> Result:
 
 
 def _with_fallback(compute: Callable[[str], Result], method: str) -> Result:
-    """Try the rules; where calls turn out not to line up with the samples, take the general path for everything."""
+    """``compute(method)``; if a layer's rule turns out not to fit the samples, ``compute("loop")``."""
     try:
         return compute(method)
-    except RulesBroke:
+    except RuleMismatch:
         return compute("loop")
 
 
@@ -111,23 +114,27 @@ def tangent_diagonal(
     parameters: Parameters = "trainable",
     method: str = "auto",
 ) -> Tensor:
-    """The diagonal alone, ``[n]`` (or ``[n, k, k]``): squared gradient norms, at the cost of the features."""
+    """The diagonal of the kernel, ``[n]`` (or ``[n, k, k]``): squared gradient norms. No pairs are computed."""
 
     def compute(way: str) -> Tensor:
         kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=way)
         with kernel.ready():
-            parts = [take(x, slice(start, start + kernel.chunk)) for start in range(0, samples(x), kernel.chunk)]
-            blocks = torch.cat([sum_of([own_block(share) for share in kernel.features(part)]) for part in parts])
+            parts = [
+                take_samples(x, slice(start, start + kernel.chunk)) for start in range(0, sample_count(x), kernel.chunk)
+            ]
+            blocks = torch.cat(
+                [sum_tensors([diagonal_blocks(share) for share in kernel.features(part)]) for part in parts]
+            )
         return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
 
-    with explained(model, x):
-        return _held(_with_fallback(compute, method))
+    with explain_input_errors(model, x):
+        return _check_float16_range(_with_fallback(compute, method))
 
 
 def layer_kernels(
     model: nn.Module, x: Inputs, *, outputs: Outputs = "trace", method: str = "auto"
 ) -> dict[str, Tensor]:
-    """The kernel's parts by module, which add up to it exactly (trainable parameters).
+    """The kernel of the trainable parameters of each module, by module name. The sum of them is the tangent kernel.
 
     A parameter that several modules share counts once, with the first of them.
     """
@@ -149,16 +156,16 @@ def plan_tangent(
     method: str = "auto",
     held: bool = True,
 ) -> Plan:
-    """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Nothing big runs.
+    """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Computes no kernel.
 
-    ``held=False``: the result goes elsewhere (``out``) and takes no memory.
+    ``held=False``: the result goes to ``out`` and takes no memory.
     """
 
     def compute(way: str) -> Plan:
         kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, memory=memory)
-        return plan_gram(kernel, samples(x), None if x2 is None else samples(x2), kernel.budget, held=held)
+        return plan_gram(kernel, sample_count(x), None if x2 is None else sample_count(x2), kernel.budget, held=held)
 
-    with explained(model, x, x2):
+    with explain_input_errors(model, x, x2):
         return _with_fallback(compute, method)
 
 
@@ -172,16 +179,17 @@ def tangent_features(
         with kernel.ready():
             return torch.cat(explicit_rows(kernel.features(x)), dim=-1)
 
-    with explained(model, x):
+    with explain_input_errors(model, x):
         return _with_fallback(compute, method)
 
 
 # --- precision -----------------------------------------------------------------------------------------------
 
 
-def _in_precision(
+def _convert_precision(
     model: nn.Module, x: Inputs, x2: Inputs | None, precision: str | None
 ) -> tuple[nn.Module, Inputs, Inputs | None]:
+    """Model and inputs in ``precision``: a copy of the model if its parameters have another type."""
     require(precision is None or precision in PRECISIONS, f"precision must be one of {', '.join(PRECISIONS)}.")
     if precision not in ("float32", "float64"):
         return model, x, x2

@@ -1,7 +1,7 @@
-"""Batch-norm folded into convolutions, and the half-spaces of convolutional gates as images.
+"""Fold batch-norm into convolutions, and show the half-spaces of convolutional gates as images.
 
 In evaluation mode batch-norm is g (h - m) / sqrt(v + eps) + b with fixed numbers, so it joins the convolution before it exactly.
-What is left of the gating branch is a stack of affine maps: every gate (channel, row, column) is a half-space
+After folding, the gating branch is a stack of affine maps: every gate (channel, row, column) is a half-space
 {x : <normal, x> + offset >= 0} of image space.
 """
 
@@ -13,34 +13,35 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unlazy.models.conv import GatedImageNet, require_linear_gates, with_effective_weights
-from unlazy.models.conv_layers import ConvLayer
-from unlazy.runtime import require
+from unlazy.models.build import to_standard_parametrisation
+from unlazy.models.image_layers import ConvLayer
+from unlazy.models.image_net import GatedImageNet
+from unlazy.runtime import Unsupported, require
 
 Unit = tuple[int, ...]
 
 
 def fold_batch_norm(net: GatedImageNet) -> GatedImageNet:
-    """A copy in evaluation mode whose batch-norms, of both branches, live in its convolutions: the same function."""
-    folded = with_effective_weights(net).eval()
+    """A copy in evaluation mode that computes the same function, with the batch-norms of both branches in its convolutions."""
+    folded = to_standard_parametrisation(net).eval()
     for layer in folded.modules():
         if not isinstance(layer, ConvLayer):
             continue
-        layer.conv, layer.norm = _folded(layer.conv, layer.norm), nn.Identity()
+        layer.conv, layer.norm = _fold_into_conv(layer.conv, layer.norm), nn.Identity()
         if isinstance(layer.shortcut, nn.Sequential):
             conv, norm = layer.shortcut
-            layer.shortcut = _folded(conv, norm)
+            layer.shortcut = _fold_into_conv(conv, norm)
     return folded
 
 
 def half_space_normals(
     net: GatedImageNet, layer: int, units: Sequence[Unit], size: tuple[int, int] = (32, 32)
 ) -> tuple[Float[Tensor, "k c h w"], Float[Tensor, "k"]]:
-    """Normals as images, and offsets, of gates of one layer on pictures of ``size``, in evaluation mode.
+    """Normals as images, and offsets, of gates of one layer on images of ``size``, in evaluation mode.
 
     Unit ``(channel, row, column)`` is open where <normal, x> + offset >= 0.
     """
-    require_linear_gates(net)
+    _require_linear_gates(net)
     require(0 <= layer < net.depth, f"there are gated layers 0 to {net.depth - 1}, got {layer}.")
     require(len(units) > 0, "give at least one unit.")
     folded = fold_batch_norm(net)
@@ -52,15 +53,22 @@ def half_space_normals(
     for unit in units:
         inside = len(unit) == len(shape) and all(0 <= i < n for i, n in zip(unit, shape, strict=True))
         require(inside, f"layer {layer} has units of shape {shape}, got {unit}.")
-    offsets = torch.stack(
-        [q[(row, *unit)] for row, unit in enumerate(units)]
-    )  # every row its own copy of the zero picture
+    # Each unit reads its own copy of the zero image, so one backward pass gives every normal.
+    offsets = torch.stack([q[(row, *unit)] for row, unit in enumerate(units)])
     (normals,) = torch.autograd.grad(offsets.sum(), start)
     return normals, offsets.detach()
 
 
-def _folded(conv: nn.Module, norm: nn.Module) -> nn.Conv2d:
-    """One convolution that does what the two did in evaluation mode."""
+def _require_linear_gates(net: GatedImageNet) -> None:
+    """Raise ``Unsupported`` if the gates of a network are not half-spaces of image space."""
+    if net.settings.gating != "linear":
+        raise Unsupported(
+            "GatedImageNet", f"gates of kind {net.settings.gating!r} are no half-spaces", "Use gating='linear'."
+        )
+
+
+def _fold_into_conv(conv: nn.Module, norm: nn.Module) -> nn.Conv2d:
+    """One convolution that computes norm(conv(x)) of evaluation mode."""
     assert isinstance(conv, nn.Conv2d)
     if not isinstance(norm, nn.BatchNorm2d):
         return conv

@@ -21,9 +21,9 @@ one seed start as the same function. The last columns multiply the learning rate
 grow with the width (hidden weights 2, first and readout weights and hidden biases 1, the readout's bias 0): gradients have
 a norm that does not depend on m, and Adam makes each of the m^axes entries of order 1.
 
-In the limit of great width an NTK network is lazy: its tangent kernel stays (Jacot, Gabriel and Hongler 2018). Under ``mup``
-every layer moves its outputs by order 1 whatever the width (Yang and Hu 2021, Table 1: a = (-1/2, 0, .., 0, 1/2), b = 1/2,
-c = 0); with one hidden layer that is the mean-field parametrisation, so ``mean-field`` is another word for it.
+In the limit of infinite width an NTK network is lazy: its tangent kernel does not change (Jacot, Gabriel and Hongler 2018).
+Under ``mup`` every layer moves its outputs by order 1 whatever the width (Yang and Hu 2021, Table 1: a = (-1/2, 0, .., 0, 1/2),
+b = 1/2, c = 0); with one hidden layer that is the mean-field parametrisation, so ``mean-field`` is another name for it.
 Under ``standard`` a learning rate that works at one width is too large at a greater one.
 """
 
@@ -32,9 +32,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
 
 from unlazy.runtime import require
 
@@ -54,19 +51,20 @@ AXES: Mapping[tuple[str, str], int] = {  # of a tensor, that grow with the width
 
 @dataclass(frozen=True)
 class Scaling:
-    """W = before after w, b = after c; W starts ``start`` times what is drawn."""
+    """The multipliers of a layer: W = before after w, b = after c; W starts as ``start`` times the drawn numbers."""
 
     before: float = 1.0
     after: float = 1.0
     start: float = 1.0
 
     @property
-    def plain(self) -> bool:
+    def is_one(self) -> bool:
+        """Whether all multipliers are 1, as in the standard parametrisation."""
         return self == Scaling()
 
 
-def known_parametrisation(name: str) -> str:
-    """The name by which a parametrisation goes here."""
+def canonical_parametrisation(name: str) -> str:
+    """The name of a parametrisation in stored specs: ``mean-field`` becomes ``mup``; unknown names raise ``InputError``."""
     name = ALSO_CALLED.get(name, name)
     require(name in PARAMETRISATIONS, f"parametrisation must be one of {', '.join(PARAMETRISATIONS)}; got {name!r}.")
     return name
@@ -77,8 +75,8 @@ def scaling_of(
 ) -> Scaling:
     """The multipliers of a layer by its ``role``: ``first``, ``hidden``, ``readout`` or ``norm``.
 
-    ``widths``: how many units (channels) it reads and makes. ``constant``: a layer that reads a constant instead of the state
-    before it; all its scaling then stands after it.
+    ``widths``: how many units (channels) the layer reads and makes. ``constant``: the layer reads a constant instead of the
+    state before it, so ``after`` holds all its scaling.
     """
     require(role in ROLES, f"a layer is {', '.join(ROLES[:-1])} or {ROLES[-1]}, got {role!r}.")
     if parametrisation == "standard":
@@ -92,25 +90,16 @@ def scaling_of(
     return Scaling(before=1 / reads, after=makes) if role == "hidden" else Scaling(after=makes)
 
 
-def dense_axes(name: str) -> int:
+def growing_axes(name: str) -> int:
     """How many axes of a parameter of a dense network grow with its width, by the parameter's name."""
     branch, number, *_ = name.split(".")
     role = "readout" if branch == "readout" else ("first" if number == "0" else "hidden")
     return AXES[role, name.rpartition(".")[2]]
 
 
-def rate_multiplier(parametrisation: str, optimiser: str, grown: Sequence[int]) -> float:
-    """What multiplies the learning rate of a parameter whose growing axes have these sizes."""
+def rate_multiplier(parametrisation: str, optimiser: str, axes: Sequence[int]) -> float:
+    """What multiplies the learning rate of a parameter; ``axes``: the sizes of those axes that grow with the width."""
     require(optimiser in OPTIMISERS, f"optimiser must be one of {', '.join(OPTIMISERS)}; got {optimiser!r}.")
     if parametrisation == "standard" or optimiser == "sgd":
         return 1.0
-    return float(math.prod(grown) ** -0.5)
-
-
-def groups_with_rates(net: nn.Module, rates: Mapping[str, float], lr: float) -> list[dict[str, Any]]:
-    """Trainable parameters, each with its own rate, as torch's optimisers take them."""
-    return [
-        {"params": [parameter], "lr": lr * rates[name]}
-        for name, parameter in net.named_parameters()
-        if parameter.requires_grad
-    ]
+    return float(math.prod(axes) ** -0.5)

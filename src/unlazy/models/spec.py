@@ -1,25 +1,29 @@
-"""The plain description of a gated network: four independent choices and a few sizes."""
+"""Plain descriptions of gated networks: what every one has, and the sizes of dense and of image networks.
+
+A spec has a ``shape``: ``dense`` (:class:`NetSpec`), ``conv`` or ``resnet`` (both :class:`ImageSpec`). Every spec goes into
+:func:`unlazy.build`, as an object or as the dictionary of ``spec.to_dict()``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from unlazy.models.gates import GateRule, HardGate, SoftGate, rule_from_spec, rule_to_spec
-from unlazy.models.parametrisation import known_parametrisation
+from unlazy.models.parametrisation import canonical_parametrisation
 from unlazy.runtime import InputError, require
 
-SHAPES = ("dense",)
-GATINGS = ("own", "linear", "quadratic", "open")
+SHAPES = ("dense", "conv", "resnet")
 EXPERTS = ("linear", "constant")
 SCHEMES = ("torch", "he")
 CONSTANT_INPUTS = ("ones", "one")
+Spec = TypeVar("Spec", bound="GatedSpec")
 
 
 @dataclass(frozen=True)
 class Init:
-    """Where weights start.
+    """How weights are drawn at the start.
 
     ``torch``: U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for linear layers: signals shrink layer
     by layer (the "small", rich start). ``he``: normal with the variance that keeps the signal's size in each
@@ -31,15 +35,95 @@ class Init:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _one_of("init scheme", self.scheme, SCHEMES)
+        _require_one_of("init scheme", self.scheme, SCHEMES)
         require(self.scale > 0, f"init scale must be positive, got {self.scale!r}.")
 
 
-@dataclass(frozen=True)
-class NetSpec:
-    """Everything needed to rebuild a :class:`~unlazy.models.net.GatedNet` but its numbers.
+@dataclass(frozen=True, kw_only=True)
+class GatedSpec:
+    """The settings that dense and image networks share, with their checks; use :class:`NetSpec` or :class:`ImageSpec`.
 
-    ``depth`` counts gated layers: the papers' L counts weight matrices, so ``depth = L - 1``.
+    ``gating``: what decides the gates. ``own``: each unit's own pre-activation (a ReLU network). ``linear``: a linear network
+    beside the value branch (a DLGN). ``quadratic``: that network plus squares of the input (dense only). ``open``: every gate
+    is open (a deep linear network).
+
+    ``experts``: ``linear`` (the value branch reads the input) or ``constant`` (it reads a constant).
+
+    ``gate``: the rule that turns a gating pre-activation into a gate, :class:`~unlazy.SoftGate` or :class:`~unlazy.HardGate`.
+
+    ``parametrisation``: how layers scale with their widths, ``standard``, ``ntk`` or ``mup`` (also called ``mean-field``); see
+    :mod:`unlazy.models.parametrisation`.
+    """
+
+    GATINGS: ClassVar[tuple[str, ...]]
+    KEYS: ClassVar[tuple[str, ...]]
+    """Entries of the dictionary, in the order of the runs on disk."""
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """Settings whose entry in the dictionary has another name."""
+    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]]
+    """Settings that need a gating network, with the values they have where there is none."""
+
+    gating: str = "linear"
+    experts: str = "linear"
+    gate: GateRule = field(default_factory=SoftGate)
+    init: Init = field(default_factory=Init)
+    parametrisation: str = "standard"
+
+    def __post_init__(self) -> None:
+        _require_one_of("gating", self.gating, self.GATINGS)
+        _require_one_of("experts", self.experts, EXPERTS)
+        require(
+            not (self.gating in ("own", "open") and self.experts == "constant"),
+            f"constant experts with {self.gating} gates would not see the input at all; "
+            "use gating='linear' or experts='linear'.",
+        )
+        object.__setattr__(self, "parametrisation", canonical_parametrisation(self.parametrisation))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; the inverse of ``from_dict``.
+
+        ``parametrisation`` is an entry only where it is not the standard one, so that older runs keep their ids.
+        """
+        values = asdict(self) | {"gate": rule_to_spec(self.gate)}
+        values = {self.RENAMED.get(name, name): _as_json(value) for name, value in values.items()}
+        left_out = {"parametrisation"} if self.parametrisation == "standard" else set()
+        return {key: values[key] for key in self.KEYS if key not in left_out}
+
+    @classmethod
+    def from_dict(cls: type[Spec], plain: Mapping[str, Any]) -> Spec:
+        """The spec of a dictionary that ``to_dict`` wrote; entries left out take their defaults."""
+        settings = {key: name for name, key in cls.RENAMED.items()}
+        values = {settings.get(key, key): value for key, value in plain.items()}
+        unknown = sorted(set(values) - {f.name for f in fields(cls)})
+        require(not unknown, f"unknown entries of a model spec: {', '.join(unknown)}.")
+        if "gate" in values:
+            values["gate"] = rule_from_spec(values["gate"])
+        if "init" in values:
+            values["init"] = Init(**values["init"])
+        return cls(**values)
+
+    def with_beta(self: Spec, beta: float) -> Spec:
+        """The same network with another gate slope."""
+        return replace(self, gate=type(self.gate)(beta))
+
+    def relu(self: Spec) -> Spec:
+        """The ReLU network of the same sizes: every unit gates itself, with no gradient through the gate."""
+        return self._without_gating_network("own")
+
+    def deep_linear(self: Spec) -> Spec:
+        """The deep linear network of the same sizes: every gate is open."""
+        return self._without_gating_network("open")
+
+    def _without_gating_network(self: Spec, gating: str) -> Spec:
+        return replace(self, gating=gating, experts="linear", gate=HardGate(None), **self.WITHOUT_GATING_NETWORK)
+
+
+@dataclass(frozen=True)
+class NetSpec(GatedSpec):
+    """Everything needed to rebuild a dense :class:`~unlazy.GatedNet` except its numbers; see :class:`GatedSpec` for the rest.
+
+    ``depth`` counts gated layers: the papers' L counts weight matrices, so ``depth = L - 1``. ``train_gates=False`` freezes
+    the gating network at its start. ``quadratic_rank``: how many squares each quadratic gate adds.
 
     ``constant_input`` says what a constant-expert network feeds its value branch. ``ones`` is the paper's
     all-ones vector of the input's size: all columns of the first value matrix then receive the same gradient,
@@ -47,25 +131,28 @@ class NetSpec:
     Fashion-MNIST). ``one`` feeds a single constant 1: the same functions, the same starting distribution of
     that sum (variance 1/3 under ``torch``), and an ordinary step.
 
-    ``parametrisation``: how layers scale with the width, ``standard``, ``ntk`` or ``mup`` (also called ``mean-field``); see
-    :mod:`unlazy.models.parametrisation`. A stored spec names it only where it is not the standard one.
+    >>> NetSpec(2, width=16, depth=5, experts="constant").to_dict()["in"]
+    2
     """
+
+    GATINGS: ClassVar[tuple[str, ...]] = ("own", "linear", "quadratic", "open")
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "width", "depth", "gating", "experts", "gate", "gate_bias", "value_bias", "init", "train_gates", "constant_input",
+        "quadratic_rank", "shape", "parametrisation", "in", "out",
+    )  # fmt: skip
+    RENAMED: ClassVar[Mapping[str, str]] = {"inputs": "in", "outputs": "out"}
+    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]] = {"train_gates": True}
 
     inputs: int
     outputs: int = 1
     width: int = 16
     depth: int = 5
-    gating: str = "linear"
-    experts: str = "linear"
-    gate: GateRule = field(default_factory=SoftGate)
     gate_bias: bool = True
     value_bias: bool = True
-    init: Init = field(default_factory=Init)
     train_gates: bool = True
     constant_input: str = "ones"
     quadratic_rank: int = 1
     shape: str = "dense"
-    parametrisation: str = "standard"
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "width", "depth", "quadratic_rank"):
@@ -74,63 +161,151 @@ class NetSpec:
                 isinstance(value, int) and not isinstance(value, bool) and value >= 1,
                 f"{name} must be a whole number of at least 1, got {value!r}.",
             )
-        _one_of("shape", self.shape, SHAPES)
-        _one_of("gating", self.gating, GATINGS)
-        _one_of("experts", self.experts, EXPERTS)
-        _one_of("constant_input", self.constant_input, CONSTANT_INPUTS)
-        object.__setattr__(self, "parametrisation", known_parametrisation(self.parametrisation))
+        _require_one_of("shape", self.shape, ("dense",))
+        _require_one_of("constant_input", self.constant_input, CONSTANT_INPUTS)
+        super().__post_init__()
         require(
             self.parametrisation == "standard" or self.gating != "quadratic",
             f"quadratic gates have no {self.parametrisation} parametrisation; use parametrisation='standard'.",
-        )
-        require(
-            not (self.gating in ("own", "open") and self.experts == "constant"),
-            f"constant experts with {self.gating} gates would not see the input at all; "
-            "use gating='linear' or experts='linear'.",
         )
         require(
             self.train_gates or self.gating in ("linear", "quadratic"),
             f"gates can be frozen only where a gating network makes them, not with gating={self.gating!r}.",
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; the inverse of ``from_dict``."""
-        plain = asdict(self) | {"gate": rule_to_spec(self.gate)}
-        plain["in"], plain["out"] = plain.pop("inputs"), plain.pop("outputs")
-        if self.parametrisation == "standard":
-            del plain["parametrisation"]  # runs made before there was a choice keep their ids
-        return plain
-
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> NetSpec:
-        values = dict(plain)
-        if "in" not in values:
+        """The spec of a dictionary that ``to_dict`` wrote; entries left out take their defaults."""
+        if "in" not in plain:
             raise InputError("a model spec needs 'in', the number of inputs.")
-        values["inputs"] = values.pop("in")
-        if "out" in values:
-            values["outputs"] = values.pop("out")
-        unknown = sorted(set(values) - {f.name for f in fields(cls)})
-        require(not unknown, f"unknown model spec entries: {', '.join(unknown)}.")
-        if "gate" in values:
-            values["gate"] = rule_from_spec(values["gate"])
-        if "init" in values:
-            values["init"] = Init(**values["init"])
-        return cls(**values)
-
-    def with_beta(self, beta: float) -> NetSpec:
-        """The same network with another gate slope."""
-        return replace(self, gate=type(self.gate)(beta))
+        return super().from_dict(plain)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+@dataclass(frozen=True)
+class ImageSpec(GatedSpec):
+    """Everything needed to rebuild a :class:`~unlazy.GatedImageNet` except its numbers; see :class:`GatedSpec` for the rest.
+
+    ``blocks`` empty: a plain network, one gated convolution for every entry of ``widths``. Otherwise a residual network: after a
+    first convolution, ``blocks[i]`` blocks of two convolutions with ``widths[i]`` channels; each stage but the first halves the
+    image. ``dense``: a layer of that many units between pooling and output, linear unless ``gated_dense``.
+    ``even_gates``: in training, the slope of hard gates' backward pass counts in units of each channel's own size. The
+    half-spaces are the same; residual gates, which grow with depth, all stay within reach of the gradient.
+    """
+
+    GATINGS: ClassVar[tuple[str, ...]] = ("own", "linear", "open")
+    KEYS: ClassVar[tuple[str, ...]] = (
+        "widths", "blocks", "channels", "classes", "dense", "gated_dense", "batch_norm", "gating", "experts", "gate",
+        "even_gates", "init", "parametrisation",
+    )  # fmt: skip
+    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]] = {"even_gates": False}
+
+    widths: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
+    channels: int = 3
+    classes: int = 10
+    dense: int | None = None
+    gated_dense: bool = False
+    batch_norm: bool = True
+    even_gates: bool = False
+    init: Init = field(default_factory=lambda: Init("he"), kw_only=True)
+
+    def __post_init__(self) -> None:
+        sizes = (*self.widths, *self.blocks, self.channels, self.classes, 1 if self.dense is None else self.dense)
+        require(all(isinstance(size, int) and size >= 1 for size in sizes), f"sizes must be at least 1, got {sizes}.")
+        require(len(self.widths) > 0, "an image network needs at least one layer: give widths.")
+        require(
+            len(self.blocks) in (0, len(self.widths)),
+            f"a residual network needs as many entries in blocks as in widths, got {self.blocks} and {self.widths}.",
+        )
+        super().__post_init__()
+        require(
+            self.gating == "linear" or self.gate == HardGate(None),
+            f"gating={self.gating!r} trains no gate: give gate=HardGate(None).",
+        )
+        require(
+            not self.even_gates or isinstance(self.gate, HardGate),
+            "even_gates is for hard gates: dividing the argument of a soft gate would change the network.",
+        )
+        require(not self.gated_dense or self.dense is not None, "gated_dense needs a dense layer: give dense.")
+
+    @property
+    def shape(self) -> str:
+        """``resnet`` where there are residual blocks, ``conv`` otherwise."""
+        return "resnet" if self.blocks else "conv"
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ImageSpec:
+        """The spec of a dictionary; its ``shape`` may be left out, since ``blocks`` decide it."""
+        values = dict(plain)
+        shape = values.pop("shape", None)
+        for name in ("widths", "blocks"):
+            if name in values:
+                values[name] = tuple(values[name])
+        spec = super().from_dict(values)
+        require(
+            shape in (None, spec.shape),
+            f"blocks {list(spec.blocks)} make a network of shape {spec.shape!r}, but the spec says {shape!r}.",
+        )
+        return spec
+
+
+def as_spec(spec: GatedSpec | Mapping[str, Any]) -> NetSpec | ImageSpec:
+    """A spec from itself or from its dictionary.
+
+    The entry ``shape`` of a dictionary decides the kind. Without it a dictionary with ``widths`` is an image network, because
+    stored specs of image networks have no ``shape``; any other is dense.
+    """
+    if isinstance(spec, NetSpec | ImageSpec):
+        return spec
+    if not isinstance(spec, Mapping):
+        raise InputError(f"a model spec is a NetSpec, an ImageSpec or a dictionary, got {type(spec).__name__}.")
+    shape = spec.get("shape", "conv" if "widths" in spec else "dense")
+    _require_one_of("shape", shape, SHAPES)
+    return NetSpec.from_dict(spec) if shape == "dense" else ImageSpec.from_dict(spec)
+
+
+def _require_one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     require(value in allowed, f"{name} must be one of {', '.join(allowed)}; got {value!r}.")
 
 
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- the papers' networks ------------------------------------------------------------------------
+
+
 def relu_spec(inputs: int, outputs: int = 1, **choices: Any) -> NetSpec:
-    """A ReLU network: every unit gates itself, with no gradient through the gate."""
+    """A dense ReLU network: every unit gates itself, with no gradient through the gate."""
     return NetSpec(inputs, outputs, gating="own", gate=HardGate(None), **choices)
 
 
 def deep_linear_spec(inputs: int, outputs: int = 1, **choices: Any) -> NetSpec:
-    """A deep linear network: every gate open."""
+    """A dense deep linear network: every gate is open."""
     return NetSpec(inputs, outputs, gating="open", gate=HardGate(None), **choices)
+
+
+def conv_spec(width: int = 26, depth: int = 5, *, dense: int | None = 64, **choices: Any) -> ImageSpec:
+    """The half-space paper's network for its first table: 5 convolutions of 26 filters, then 64 linear units; no batch-norm."""
+    return ImageSpec((width,) * depth, dense=dense, batch_norm=False, init=Init("torch"), **choices)
+
+
+def resnet34_spec(classes: int = 10, *, width: float = 1.0, **choices: Any) -> ImageSpec:
+    """ResNet-34 for images of 32 x 32: 3, 4, 6, 3 blocks of 64, 128, 256, 512 channels; ``width`` multiplies the channels.
+
+    Nothing pools before the end. Shortcuts that change the shape are 1 x 1 convolutions.
+    """
+    return ImageSpec(_scale_widths((64, 128, 256, 512), width), (3, 4, 6, 3), classes=classes, **choices)
+
+
+def resnet110_spec(classes: int = 10, *, width: float = 1.0, **choices: Any) -> ImageSpec:
+    """ResNet-110 for images of 32 x 32: three times 18 blocks of 16, 32, 64 channels; ``width`` multiplies the channels.
+
+    Nothing pools before the end. Shortcuts that change the shape are 1 x 1 convolutions.
+    """
+    return ImageSpec(_scale_widths((16, 32, 64), width), (18, 18, 18), classes=classes, **choices)
+
+
+def _scale_widths(widths: tuple[int, ...], factor: float) -> tuple[int, ...]:
+    require(factor > 0, f"a width factor must be positive, got {factor!r}.")
+    return tuple(max(1, round(width * factor)) for width in widths)

@@ -33,7 +33,7 @@ def smoothed_neuron(z: Float[Tensor, "*shape"], noise: float) -> Float[Tensor, "
     """E sigma(z + noise xi); with ``noise=0`` the truncated ReLU itself."""
     if noise == 0:
         return z.clamp(0, 1)
-    return _softened(z, noise) - _softened(z - 1, noise)
+    return _mean_positive_part(z, noise) - _mean_positive_part(z - 1, noise)
 
 
 def smoothed_slope(z: Float[Tensor, "*shape"], noise: float) -> Float[Tensor, "*shape"]:
@@ -43,7 +43,7 @@ def smoothed_slope(z: Float[Tensor, "*shape"], noise: float) -> Float[Tensor, "*
     return torch.special.ndtr((1 - z) / noise) - torch.special.ndtr(-z / noise)
 
 
-def _softened(u: Tensor, noise: float) -> Tensor:
+def _mean_positive_part(u: Tensor, noise: float) -> Tensor:
     """F(u): the positive part of u + noise xi, on average."""
     ratio = u / noise
     density = torch.exp(-ratio.square() / 2) / math.sqrt(2 * math.pi)
@@ -60,27 +60,28 @@ class TruncatedNet:
 
     @property
     def units(self) -> int:
+        """Number of neurons."""
         return int(self.w.shape[0])
 
     def to(self, dtype: torch.dtype) -> TruncatedNet:
         """The same network in another precision."""
         return TruncatedNet(self.w.to(dtype), self.b.to(dtype), self.a.to(dtype))
 
-    def before(self, x: Inputs) -> Float[Tensor, "n units"]:
+    def pre_activations(self, x: Inputs) -> Float[Tensor, "n units"]:
         """<w_i, x> + b_i. Mirrored halves are computed alike, so equal weights give equal bits."""
         half = self.units // 2
         return torch.cat([x @ w.clone().T for w in self.w.split(max(half, 1))], dim=1) + self.b
 
     def neurons(self, x: Inputs, noise: float = 0.0) -> Float[Tensor, "n units"]:
-        """What each neuron says, smoothed or not."""
-        return smoothed_neuron(self.before(x), noise)
+        """The output of each neuron, smoothed or not."""
+        return smoothed_neuron(self.pre_activations(x), noise)
 
     def __call__(self, x: Inputs, noise: float = 0.0) -> Labels:
         """g(x). Mirrored neurons are added first: at the start their sum is exactly zero."""
         return self.read(self.neurons(x, noise))
 
     def read(self, neurons: Float[Tensor, "n units"]) -> Labels:
-        """g from what the neurons say."""
+        """g from the outputs of the neurons."""
         half = self.units // 2
         parts = neurons * self.a
         return (parts[:, :half] + parts[:, half : 2 * half]).sum(1) + parts[:, 2 * half :].sum(1)
@@ -142,7 +143,7 @@ def _block_sums(
     net: TruncatedNet, x: Inputs, y: Labels, weights: Labels, noise: float
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Sums of pull x slope x input, pull x slope, pull x neuron, and loss over some rows."""
-    z = net.before(x)
+    z = net.pre_activations(x)
     neurons = smoothed_neuron(z, noise)
     margin = 1 - y * net.read(neurons)
     pull = torch.where(margin > 0, -y * weights, torch.zeros_like(y))
@@ -247,16 +248,16 @@ def train(
 ) -> TruncatedNet:
     """Follow the schedule. ``batches(t)`` gives the rows (inputs, labels, weights) of step t = 1, 2, ..; ``watch(t, net)`` sees
     the network before the first step (t = 0) and after every one."""
-    return follow(net, schedule, lambda t, net, noise: gradients(net, *batches(t), noise), watch)
+    return train_with_gradients(net, schedule, lambda t, net, noise: gradients(net, *batches(t), noise), watch)
 
 
-def follow(
+def train_with_gradients(
     net: TruncatedNet,
     schedule: tuple[Phase, ...],
     found_at: Callable[[int, TruncatedNet, float], Gradients],
     watch: Callable[[int, TruncatedNet], None] | None = None,
 ) -> TruncatedNet:
-    """The same with gradients from anywhere: ``found_at(t, net, noise)``."""
+    """Like :func:`train`, with gradients from ``found_at(t, net, noise)``."""
     if watch is not None:
         watch(0, net)
     done = 0

@@ -1,1 +1,6 @@
-"""Probes: plain functions ``(model, batch) -> dict of tensors`` that look and change nothing."""
+"""What gates and paths do on a set of inputs: half-spaces, allocation of paths, cells and the error no cell can go below."""
+
+from unlazy.probes.halfspaces import HalfSpaces
+from unlazy.probes.paths import allocation, cell_floor, count_cells, count_path_regions
+
+__all__ = ["HalfSpaces", "allocation", "cell_floor", "count_cells", "count_path_regions"]

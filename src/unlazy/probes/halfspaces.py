@@ -30,7 +30,7 @@ def half_spaces(net: GatedNet) -> HalfSpaces:
     if not isinstance(net, GatedNet):
         raise Unsupported(
             type(net).__name__,
-            "it is no network of ours, so that no one knows its gating branch",
+            "it is not a GatedNet, so its gating branch is not known",
             "Half-spaces are those of a DLGN; gates of other networks: overlap_kernel and path_count.",
         )
     if net.settings.gating != "linear":
@@ -47,7 +47,9 @@ def half_spaces(net: GatedNet) -> HalfSpaces:
     return HalfSpaces((q[..., 1:, :] - q[..., :1, :]).mT, offsets)
 
 
-def share_near(normals: Float[Tensor, "*any units d"], direction: Tensor, degrees: float) -> Float[Tensor, "*any"]:
+def share_near_direction(
+    normals: Float[Tensor, "*any units d"], direction: Tensor, degrees: float
+) -> Float[Tensor, "*any"]:
     """Share of units whose normal lies within ``degrees`` of a direction. Chance in the plane: degrees / 180."""
     require(0 < degrees <= 180, f"degrees must lie in (0, 180], got {degrees!r}.")
     direction = direction.to(normals)
@@ -65,13 +67,13 @@ def axial_resultant(normals: Float[Tensor, "*any units 2"]) -> Float[Tensor, "*a
     return torch.hypot(torch.cos(2 * angle).mean(-1), torch.sin(2 * angle).mean(-1))
 
 
-def share_like(
+def share_matching_group(
     spaces: HalfSpaces, x: Float[Tensor, "n d"], group: Bool[Tensor, " n"], overlap: float = 0.75
 ) -> Float[Tensor, "*members layers"]:
     """Share of units that are open on (about) a group of samples and closed elsewhere.
 
-    A unit counts when |open and group| / |open or group| >= ``overlap``. A normal says where a half-space points;
-    this also sees its offset: a half-space that points at the group but holds everything does not count.
+    A unit counts when |open and group| / |open or group| >= ``overlap``. Unlike :func:`share_near_direction` this
+    counts the offset too: a half-space that points at the group but holds all samples does not match.
     """
     q = spaces.normals @ x.to(spaces.normals).T + spaces.offsets[..., None]  # [*S, layers, units, n]
     open_ = q >= 0

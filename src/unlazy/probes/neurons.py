@@ -1,4 +1,4 @@
-"""Neurons of the first layer: where their weights point, and how long they are."""
+"""Neurons of the first layer: directions and norms of their weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unlazy.models.dense import Affine, ConstantAffine
+from unlazy.models.dense_layers import Affine, ConstantAffine
 from unlazy.models.net import GatedNet
 from unlazy.runtime import Unsupported
 
@@ -16,7 +16,7 @@ WEIGHTED = (nn.Linear, Affine, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def first_layer(model: nn.Module) -> nn.Module:
     """The first dense, convolutional or recurrent layer, in the order of definition.
 
-    Of a linearly gated network it is the first gating layer that counts.
+    Of a linearly gated network: the first gating layer.
     """
     gates = isinstance(model, GatedNet) and model.settings.gating not in ("own", "open")
     for module in (model.gate_layers if gates else model).modules():  # type: ignore[union-attr]
@@ -36,7 +36,7 @@ def first_weights(model: nn.Module) -> Float[Tensor, "units d"]:
     return weights.detach().flatten(1)
 
 
-def directions(weights: Float[Tensor, "units d"]) -> tuple[Float[Tensor, "units d"], Float[Tensor, " units"]]:
+def unit_directions(weights: Float[Tensor, "units d"]) -> tuple[Float[Tensor, "units d"], Float[Tensor, " units"]]:
     """Unit vectors and norms of weights; 0 stays 0."""
     norms = weights.norm(dim=1)
     return weights / norms.clamp(min=torch.finfo(norms.dtype).tiny)[:, None], norms

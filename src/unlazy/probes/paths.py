@@ -1,4 +1,4 @@
-"""Active paths, cells and what a hard-gated network could reach at best on them."""
+"""Active paths, cells, and the least loss that a hard-gated network can reach on them."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ Pattern = Bool[Tensor, "n units"]
 def allocation(first: Tensor, second: Tensor) -> Tensor:
     """log of (mean active paths on one group / on another): 0 = no preference, > 0 = the first is favoured.
 
-    One is added to both counts, which is invisible at their usual size and keeps a dead layer finite.
+    One is added to both counts: it changes little at their usual size and keeps the result finite if a layer is dead.
     """
     return torch.log1p(first) - torch.log1p(second)
 
 
-def cells(gates: Sequence[Tensor]) -> Int[Tensor, " n"]:
+def cell_numbers(gates: Sequence[Tensor]) -> Int[Tensor, " n"]:
     """Number the activation patterns met in a sample: equal number = same open units in every layer.
 
     ``gates``: booleans ``[n, units]`` per layer, of one network.
     """
-    return _pattern(gates).unique(dim=0, return_inverse=True)[1]
+    return _activation_patterns(gates).unique(dim=0, return_inverse=True)[1]
 
 
 def count_cells(gates: Sequence[Tensor]) -> int:
     """How many different activation patterns the sample meets."""
-    return int(cells(gates).max()) + 1
+    return int(cell_numbers(gates).max()) + 1
 
 
 def count_path_regions(gates: Sequence[Tensor], most: int = 2**24) -> int:
-    """How many paths are active on at least one sample (non-empty path regions, as far as the sample sees)."""
+    """How many paths are active on at least one sample: a lower bound of the number of non-empty path regions."""
     sizes = [layer.shape[-1] for layer in gates]
     total = 1
     for size in sizes:
         total *= size
     require(total <= most, f"{total} paths are more than {most}; count a narrower or shallower network.")
-    patterns = _pattern(gates).unique(dim=0)
+    patterns = _activation_patterns(gates).unique(dim=0)
     seen = torch.zeros(sizes, dtype=torch.bool)
     for pattern in patterns:
         box = torch.ones([1] * len(sizes), dtype=torch.bool)
@@ -62,7 +62,7 @@ def cell_floor(
     No network with constant experts and these hard gates can do better. With ``x`` the function may be affine
     on each cell instead: the floor for ReLU networks and linear experts.
     """
-    index, y = cells(gates), y.double()
+    index, y = cell_numbers(gates), y.double()
     residual = torch.zeros_like(y)
     for cell in range(int(index.max()) + 1):
         inside = index == cell
@@ -75,7 +75,8 @@ def cell_floor(
     return residual.square().mean()
 
 
-def _pattern(gates: Sequence[Tensor]) -> Pattern:
+def _activation_patterns(gates: Sequence[Tensor]) -> Pattern:
+    """The open units of all layers side by side; raises if gates are soft or have a member axis."""
     if isinstance(gates, Gates):
         gates = gates.hard()
     if any(layer.ndim != 2 for layer in gates):

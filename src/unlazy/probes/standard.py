@@ -1,4 +1,4 @@
-"""The probes our own loop runs: losses by group, active paths, kernels, half-spaces, output.
+"""Probes for our own training loops: losses by group, active paths, kernels, half-spaces, outputs.
 
 Each is a plain function ``(model, batch) -> dict of tensors``; a stack of networks gives a leading member axis.
 One number per member becomes a curve, anything larger an array on disk.
@@ -27,7 +27,7 @@ Measured = dict[str, Tensor]
 
 
 def losses(model: nn.Module, batch: Dataset) -> Measured:
-    """Mean squared error on all samples and on each group: what any module offers."""
+    """Mean squared error on all samples and on each group, of any module."""
     with torch.no_grad():
         return _by_group("loss", (model(batch.x) - batch.y).square().mean(-1), batch)
 
@@ -54,7 +54,7 @@ def kernels(model: GatedNet, batch: Dataset) -> Measured:
 
 
 def portrait(model: GatedNet, batch: Dataset) -> Measured:
-    """What one draws: output and path count at every sample, and the half-spaces where there are any."""
+    """Output and path count at every sample, and the half-spaces of linear gates: what a page draws."""
     with torch.no_grad():
         measured = {"output": model(batch.x)[..., 0], "paths": path_count(model, batch.x).float()}
     if model.settings.gating == "linear":
@@ -69,7 +69,7 @@ def tangents(model: nn.Module, batch: Dataset) -> Measured:
 
 
 def floors(model: GatedNet, batch: Dataset) -> Measured:
-    """What these hard gates allow at best, member by member.
+    """The least loss that these hard gates allow, member by member.
 
     ``cells``: activation patterns met. ``cell_floor``: least loss of any function constant (constant experts) or affine
     (otherwise) on each cell. ``free_paths_loss``: ridgeless regression with a free value on every path.

@@ -1,1 +1,7 @@
-"""Watching a network while it trains."""
+"""Watch a training: the scope, its measurements and schedule, the verdict, adapters for other loops, sinks."""
+
+from unlazy.scope.history import History
+from unlazy.scope.sinks import MLflowSink, TensorBoardSink, WandbSink
+from unlazy.scope.verdict import Evidence
+
+__all__ = ["Evidence", "History", "MLflowSink", "TensorBoardSink", "WandbSink"]

@@ -1,4 +1,4 @@
-"""Scope: three lines around any training loop. Our own training loop uses it too, with measures named beforehand."""
+"""Scope: three lines around any training loop."""
 
 from __future__ import annotations
 
@@ -12,46 +12,33 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unlazy.data.dataset import Dataset
-from unlazy.kernels.capture import evaluating
-from unlazy.kernels.gated import is_stack
+from unlazy.kernels.capture import Inputs
 from unlazy.runtime import InputError, StoreError, require
 from unlazy.scope.history import History
-from unlazy.scope.measures import VIEWS
-from unlazy.scope.probe import Choice, Groups, Loss, as_probe
-from unlazy.scope.schedule import Fixed
-from unlazy.scope.session import Session
+from unlazy.scope.measurements import VIEWS
+from unlazy.scope.memory import is_out_of_memory
+from unlazy.scope.probe_set import Groups, Loss, parse_probe_set
+from unlazy.scope.processes import ShardedModel, check_sharding, is_first_process, is_sharded
+from unlazy.scope.session import Session, parse_step
+from unlazy.scope.summary import TWIN_NUMBERS
+from unlazy.scope.twin import Held, Optimiser, Scheduler, record_point, simulate, start_twin, train_twin
+from unlazy.scope.user_model import OutputChoice, unwrap_model
 from unlazy.scope.verdict import Verdict, judge
-from unlazy.store import Tensors, Writer
-
-Probe = Callable[[Any, Dataset], Mapping[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """What to look at, on which samples, and when. ``batch=None``: the scope's own probe set."""
-
-    probe: Probe
-    schedule: Fixed
-    batch: Dataset | None = None
-
-    def describe(self) -> dict[str, Any]:
-        samples = None if self.batch is None else self.batch.fingerprint
-        return {"probe": self.probe.__name__, "steps": self.schedule.describe(), "batch": samples}
+from unlazy.training.twin import LinearisedTwin
 
 
 class Scope(AbstractContextManager["Scope"]):
-    """Looks at a network while it trains, and tells whether it is lazy or learns features, when, and on which samples.
+    """Measures a network while it trains, and judges whether it is lazy or learns features, when, and on which samples.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> x, y = torch.randn(16, 2), torch.arange(16) % 2
     >>> optimiser = torch.optim.SGD(net.parameters(), 0.1)
@@ -64,99 +51,111 @@ class Scope(AbstractContextManager["Scope"]):
     >>> scope.history.steps[0], scope.history.steps[-1]
     (0, 20)
 
-    ``probe``: a fixed set of samples ``(x, y)``; x a tensor, a tuple of arguments or a mapping of keyword arguments; y class
-    numbers ``[n]``, one-hot or real targets. ``run``: a folder to keep everything in, or ``None`` for memory only; a scope goes
-    on with what it finds there where that is the same training, and refuses another one unless ``overwrite=True`` says that it
-    may be replaced. ``views``: what to look at. ``budget``: the share of training time that looking may take (or one second in
-    all, if that is more, so that short trainings are seen too). ``groups``: parts of the probe set by name, masks or sample
-    numbers; by default its classes. ``loss(output, y)``: what is reported as the loss on the probe set; by default cross-entropy
-    for class numbers, else squared error. ``output``: picks the tensor that counts from what the model returns. ``sinks``: where
-    numbers go besides. ``steps``: how many steps training will take, if known: then looks are spread over all of them. ``seed``:
-    of random projections. ``measures``: a fixed list of measures instead.
+    ``probe``: the probe set, a fixed set of samples ``(x, y)``; x a tensor, a tuple of arguments or a mapping of keyword
+    arguments; y class numbers ``[n]``, one-hot or real targets. ``run``: a folder to keep everything in, or ``None`` for memory
+    only; a run of the same training in that folder is resumed, another one is refused unless ``overwrite=True`` allows to
+    replace it. ``views``: what to measure, some of paths, tangents and neurons. ``budget``: the share of training time that
+    measuring may take. A short training may take more, so that it is measured too: a tenth of a second and a fifth of its
+    length, at most one second in all. ``groups``: parts of the probe set by name, as masks or sample numbers; by default its
+    classes. ``loss(output, y)``: what is reported as the loss on the probe set; by default cross-entropy for classes (binary for
+    one output and targets 0 and 1), else squared error. ``output``: picks the tensor that counts from what the model returns.
+    ``sinks``: further places to write numbers to. ``steps``: how many steps training will take, if
+    known: then measurements are spread over all of them. ``seed``: of random projections. ``memory``: the memory that one
+    measurement may take, such as ``"2GB"`` or a number of bytes; by default at most 10 % of the graphics card (of the machine's
+    memory, if the model is not on a card) and at most a quarter of what is free there after a training step. Copies of the
+    parameters come on top: one that is kept, and up to three while measuring. A measure that needs more takes fewer samples at
+    a time, then fewer samples, and the tangent kernel is estimated at last; ``scope.history.notes`` says so.
 
-    Looking changes nothing: parameters, gradients, buffers, random streams, flags and hooks are bit for bit as without it. A
-    scope that fails says why in one warning and goes silent; with ``strict=True`` it raises. Under distributed training only
-    the first process looks.
+    Measuring changes nothing: parameters, gradients, buffers, random streams, flags and hooks are bit for bit as without it. A
+    scope that fails says why in one warning and measures no more; with ``strict=True`` it raises. Of several processes only
+    the first one measures and writes. Make the scope and call its methods on all of them: a model that ``fully_shard`` (FSDP2)
+    has sharded is gathered by all processes at a measurement.
     """
 
     def __init__(
         self,
         model: nn.Module,
         probe: Dataset | tuple[Any, Any],
-        run: str | Path | Writer | None = None,
+        run: str | Path | None = None,
         *,
         views: Sequence[str] = VIEWS,
         budget: float = 0.05,
         groups: Groups | None = None,
         loss: Loss | None = None,
-        output: Choice | None = None,
+        output: OutputChoice | None = None,
         sinks: Iterable[Any] = (),
         strict: bool = False,
-        measures: Sequence[Measure] | None = None,
         steps: int | None = None,
         seed: int = 0,
         overwrite: bool = False,
+        memory: str | int | None = None,
     ) -> None:
         self.model, self.strict = model, strict
         self._session: Session | None = None
-        self._fixed: FixedScope | None = None
         self._failed: str | None = None
-        if measures is not None:
-            require(run is not None, "a scope with named measures writes to a run folder: give run=.")
-            assert run is not None
-            self._fixed = FixedScope(model, _as_dataset(probe), run, list(measures))
-            return
-        if isinstance(run, Writer):
-            raise InputError("a Writer belongs to a scope with named measures; give a folder.")
-        looked_at = as_probe(probe, groups, loss)
-        if not _is_first_process():
-            self._failed = "another process looks"
+        self._twin: LinearisedTwin | None = None
+        probe_set = parse_probe_set(probe, groups, loss)
+        self._shards = self._gather_shards(model)
+        if not (is_first_process() if self._shards is None else self._shards.is_first):
+            self._failed = "another process measures"
+        if self._failed is not None:
             return
         folder = None if run is None else Path(run)
-        self._session = Session(
-            model,
-            looked_at,
-            folder,
-            views=(views,) if isinstance(views, str) else tuple(views),
-            budget=budget,
-            output=output,
-            sinks=sinks,
-            steps=steps,
-            seed=seed,
-            strict=strict,
-            overwrite=overwrite,
-        )
-        self._finalizer = weakref.finalize(self, _finish_at_end, self._session)
-        _notice_the_end()
+        try:
+            with self._others_informed():
+                self._session = Session(
+                    model,
+                    probe_set,
+                    folder,
+                    views=(views,) if isinstance(views, str) else tuple(views),
+                    budget=budget,
+                    output=output,
+                    sinks=sinks,
+                    steps=steps,
+                    seed=seed,
+                    strict=strict,
+                    overwrite=overwrite,
+                    memory=memory,
+                    shards=self._shards,
+                )
+        except Exception as error:
+            if strict or not is_out_of_memory(error):
+                raise
+            self._failed = f"memory did not suffice for the first measurement ({error})".splitlines()[0]
+            warnings.warn(f"the scope does not measure; training goes on. {self._failed}", stacklevel=2)
+            return
+        self._finalizer = weakref.finalize(self, _finish_session, self._session)
+        _watch_for_exit()
 
     # --- while training ----------------------------------------------------------------------------------------
 
     def step(self, step: Any, **scalars: Any) -> None:
-        """Tell the scope that ``step`` updates are done; ``scalars`` are kept beside whatever is measured.
+        """Report that ``step`` updates are done; the scope measures if it is time. ``scalars`` are kept with the measurement.
 
-        A loop that counts from 0 and tells *after* its update is understood: its steps are shifted by one. One that begins anew
-        every epoch is counted on, with a warning. A scalar named
-        like one of the scope's own is kept as ``train_NAME``. With named measures ``checkpoint`` may be a function that returns
-        tensors, which are written with the same line, due or not.
+        The steps of a loop that reports 0 *after* its first update are shifted by one. A loop that begins at 0 every epoch is
+        counted on, with a warning. A scalar named like one of the scope's own is kept as ``train_NAME``.
         """
-        if self._fixed is not None:
-            self._fixed.step(step, **scalars)
+        if self._shards is not None and self._shards.meetings.stopped is None:
+            self._step_together(step, scalars)
         elif self._session is not None:
-            self._guarded(lambda session: session.step(step, scalars))
+            self._run_guarded(lambda session: session.step(step, scalars))
+        if self._twin is not None:
+            with self.paused():
+                self._run_guarded(self._compare_twin)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside this block (validation, say) is no training time: it neither pays for looking nor counts as looking."""
+        """Do not count the time inside this block, such as validation, as training time or as measuring."""
         began = time.perf_counter()
         try:
             yield
         finally:
             if self._session is not None:
-                self._session.away(time.perf_counter() - began)
+                self._session.exclude_seconds(time.perf_counter() - began)
 
     def finish(self) -> None:
-        """Measure the last step seen, write the verdict, mark the run finished. Further steps are ignored."""
-        self._end(None)
+        """Measure the last reported step, write the verdict, mark the run finished. Further steps are ignored."""
+        self._finish(None)
 
     close = finish
 
@@ -164,72 +163,222 @@ class Scope(AbstractContextManager["Scope"]):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._end(error)
+        self._finish(error)
 
-    # --- what it saw -------------------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------
 
     @property
     def history(self) -> History:
-        """Every number so far, and the arrays of the first and the last measurement."""
+        """Every number so far, and the arrays of the first and the last measurement (without a run folder: of all)."""
         return History() if self._session is None else self._session.history
 
     def verdict(self) -> Verdict:
-        """Lazy, rich, mixed or cannot tell, with the evidence; the last step seen is measured first if it was not."""
+        """Lazy, rich, mixed or cannot tell, with the evidence; the last reported step is measured first if it was not."""
         if self._session is not None and self._failed is None:
-            self._guarded(lambda session: session.settle())
-        found = judge(self.history)
-        unseen = self._failed is not None and not self.history.steps
-        return replace(found, reasons=(f"The scope stopped looking: {self._failed}",)) if unseen else found
+            self._run_guarded(lambda session: session.measure_pending())
+            self._run_guarded(self._compare_twin)
+        is_copy = self._session is None and bool(self.history.steps)
+        return judge(self.history, stopped=None if is_copy else self._failed)
+
+    # --- the linearised twin ------------------------------------------------------------------------------------
+
+    def twin(
+        self,
+        optimiser: Optimiser,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        held: Held | None = None,
+        batches: Iterable[tuple[Inputs, Tensor]] | None = None,
+        scheduler: Scheduler | None = None,
+        linear: str | Sequence[str] = "trainable",
+        clip_norm: float | None = None,
+        say: Callable[[str], None] = print,
+    ) -> LinearisedTwin:
+        """The network linearised at its start, trained alike; the verdict then quotes it in place of an estimate.
+
+        Beside the training: give the ``optimiser`` before the first step, and call ``twin.step(x, y)`` after every
+        ``optimiser.step()``, before ``scope.step``. Afterwards: give ``batches``, all that the network saw in their order, and as
+        ``optimiser`` a function that makes one from a list of parameters; ``scheduler`` likewise makes a scheduler from that
+        optimiser. What it will cost is measured and told (``say``) before it starts.
+
+        ``loss(outputs, targets)``: the training loss. ``held``: held-out inputs, or inputs and targets, on which network and twin
+        are compared; by default the probe set. ``linear``: the parameters that are linearised; others train as they do.
+        ``clip_norm``: the norm to which training clips gradients.
+
+        >>> twin = scope.twin(optimiser, nn.functional.cross_entropy, held=(x_new, y_new))  # doctest: +SKIP
+        """
+        session = self._require_session()
+        options = {"linear": linear, "clip_norm": clip_norm}
+        if isinstance(optimiser, torch.optim.Optimizer):
+            require(batches is None, "with batches=, give a function that makes the optimiser, as it was at the start.")
+            self._twin = start_twin(session, optimiser, loss, held, options)
+            return self._twin
+        require(batches is not None, "give batches= to train the twin afterwards, or the optimiser to train it beside.")
+        assert batches is not None
+        with self.paused():
+            session.measure_pending()
+            twin = train_twin(session, optimiser, loss, batches, held, scheduler, say, options)
+            record_point(session, session.last_measured, twin.curve[-1])
+        return twin
+
+    def simulate_twin(
+        self,
+        train: tuple[Inputs, Tensor],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        rates: Sequence[float],
+        *,
+        momentum: float = 0.0,
+        decay: float = 0.0,
+        batches: Sequence[Tensor] | None = None,
+        held: Held | None = None,
+    ) -> None:
+        """After training by SGD: compute what the linearised twin would have reached, from the tangent kernel at the start.
+
+        ``train``: the training set; the kernel of all its outputs must fit into memory. ``rates``: the learning rate of every
+        step. ``batches``: the sample numbers of every step, if known. For Adam, batch-norm in training mode and steps beyond the
+        largest stable one there is only :meth:`twin`. See :func:`unlazy.training.twin.simulate_twin`.
+        """
+        session = self._require_session()
+        options = {"momentum": momentum, "decay": decay, "batches": batches}
+        with self.paused():
+            session.measure_pending()
+            point = simulate(session, train, loss, rates, held, options)
+            record_point(session, session.last_measured, point, simulated=True)
+
+    def _require_session(self) -> Session:
+        """The session, or an error that says why there is no twin."""
+        session = self._session
+        if session is None or session.finished or self._failed is not None or self._shards is not None:
+            raise InputError(f"this scope has no twin: {self._failed or 'it is finished, or its model is sharded'}.")
+        return session
+
+    def _compare_twin(self, session: Session) -> None:
+        """Compare network and twin at a step that was just measured, if that has not been done."""
+        twin = self._twin
+        step = session.last_measured
+        if twin is not None and 0 < step == session.last_step == twin.steps and not self._has_twin_point(step):
+            record_point(session, step, twin.compare())
+
+    def _has_twin_point(self, step: int) -> bool:
+        return step in self.history.scalars.get(TWIN_NUMBERS["gap"], {})
 
     def overhead(self) -> dict[str, Any]:
         """Seconds measuring and training, their ratio, measurements done and put off; construction apart."""
         return {} if self._session is None else self._session.overhead()
 
     def report(self) -> str:
-        """A page of text: the verdict, the numbers of the first and the last measurement, what is missing, what it cost."""
+        """A page of text: the verdict, the numbers of the first and the last measurement, what is left out, what it cost."""
         verdict = self.verdict()
-        said = [f"Verdict: {verdict.label}. {verdict.words()['meaning']}", *verdict.reasons, verdict.when_text()]
-        return "\n".join([*(line for line in said if line), *self._numbers()])
+        said = (f"Verdict: {verdict.label}. {verdict.words()['meaning']}", *verdict.reasons)
+        said += (verdict.gap_text(), verdict.when_text())
+        return "\n".join([*(line for line in said if line), *self._number_lines()])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SeenScope:
-        return SeenScope(copy.deepcopy(self.history, memo))
+    def __deepcopy__(self, memo: dict[int, Any]) -> ScopeCopy:
+        return ScopeCopy(copy.deepcopy(self.history, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SeenScope, (self.history,)
+        return ScopeCopy, (self.history,)
 
     def __repr__(self) -> str:
-        seen = self.history.steps
-        span = f"steps {seen[0]} to {seen[-1]}, {len(seen)} measurements" if seen else "nothing seen yet"
+        steps = self.history.steps
+        span = f"steps {steps[0]} to {steps[-1]}, {len(steps)} measurements" if steps else "nothing measured yet"
         return f"Scope({type(self.model).__name__}: {self._failed or span})"
 
     def _repr_html_(self) -> str:
-        drawn = judge(self.history)._repr_html_() if self.history.steps else ""
-        return f"{drawn}<pre>{html.escape(chr(10).join(self._numbers()))}</pre>"
+        card = judge(self.history)._repr_html_() if self.history.steps else ""
+        return f"{card}<pre>{html.escape(chr(10).join(self._number_lines()))}</pre>"
 
-    # --- how ---------------------------------------------------------------------------------------------------
+    # --- several processes --------------------------------------------------------------------------------------
 
-    def _guarded(self, do: Callable[[Session], None]) -> None:
-        """Run a part of the scope; an error must not end the user's training."""
+    def _gather_shards(self, model: nn.Module) -> ShardedModel | None:
+        """The sharded model that all processes gather at a measurement, or ``None`` where every process has it whole."""
+        require(isinstance(model, nn.Module), f"model must be a torch.nn.Module, got {type(model).__name__}.")
+        plain = unwrap_model(model)
+        check_sharding(plain)
+        if not is_sharded(plain):
+            return None
+        shards = ShardedModel(plain)
+        if not shards.begin():
+            self._stop_together(shards)
+        return shards
+
+    def _stop_together(self, shards: ShardedModel) -> None:
+        """Say why the processes meet no more; only the first one knows why, and only it warns."""
+        self._failed = shards.meetings.stopped or ""
+        if shards.is_first:
+            error = InputError(f"{self._failed}.")
+            if self.strict:
+                raise error
+            self._fail(error)
+
+    @contextmanager
+    def _others_informed(self) -> Iterator[None]:
+        """After this block the other processes know at which step they are needed next; after an error, that they are not."""
+        shards = self._shards
+        try:
+            yield
+        except BaseException:
+            if shards is not None:
+                shards.meetings.stop("an error")
+            raise
+        if shards is not None:
+            shards.meetings.announce(None if self._session is None else self._session.next_meeting())
+
+    def _step_together(self, step: Any, scalars: Mapping[str, Any]) -> None:
+        """One step of a sharded model: all processes gather it if a measurement may be due, and the first one measures."""
+        shards = self._shards
+        assert shards is not None
+        try:
+            met = shards.meet(parse_step(step))
+        except Exception as error:
+            shards.meetings.stop(str(error))
+            if self.strict:
+                raise
+            self._fail(error)
+            return
+        if shards.meetings.stopped is not None:
+            self._stop_together(shards)
+        elif shards.is_first:
+            self._run_guarded(lambda session: session.step(step, scalars))
+            if self._failed is not None:
+                shards.meetings.stop(self._failed)
+            elif met and self._session is not None:
+                shards.meetings.announce(self._session.next_meeting())
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _run_guarded(self, do: Callable[[Session], None]) -> None:
+        """Run a part of the session; an error in it stops the scope, not the user's training, unless ``strict``."""
         session = self._session
-        if session is None or session.finished or session.looking or self._failed is not None:
-            return  # while looking: the model's own hooks may tell a step
+        if session is None or session.finished or session.measuring or self._failed is not None:
+            return  # while measuring, hooks of the model itself may report a step
         try:
             do(session)
         except Exception as error:
             if self.strict:
                 raise
-            self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
-            warnings.warn(f"the scope stopped looking; training goes on. {self._failed}", stacklevel=3)
-            _let_go(session, error)
+            self._fail(error)
 
-    def _end(self, error: BaseException | None) -> None:
-        if self._fixed is not None:
-            self._fixed.end(error)
-        elif self._session is not None:
-            self._guarded(lambda session: session.finish(error))
+    def _fail(self, error: Exception) -> None:
+        """Measure no more, say why in one warning, and mark the run failed."""
+        self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
+        warnings.warn(f"the scope stopped measuring; training goes on. {self._failed}", stacklevel=4)
+        if self._session is not None:
+            _close_failed(self._session, error)
 
-    def _numbers(self) -> list[str]:
-        """Every number at its first and last measurement, what is missing and why, and what looking cost."""
+    def _finish(self, error: BaseException | None) -> None:
+        shards = self._shards
+        if shards is not None and shards.meetings.stopped is None:
+            try:
+                if error is None:
+                    shards.meet()
+            except Exception as trouble:  # a process died: what was measured before is kept
+                warnings.warn(f"the last step could not be measured: {trouble}", stacklevel=4)
+            shards.meetings.stop("finished")
+        self._run_guarded(lambda session: session.finish(error))
+
+    def _number_lines(self) -> list[str]:
+        """Lines of text: every number at its first and last measurement, what is left out and why, and what measuring cost."""
         history, lines = self.history, [repr(self)]
         names = [name for name in history.scalars if "@" not in name and name not in ("overhead", "step_shift")]
         width = max((len(name) for name in names), default=0)
@@ -240,95 +389,51 @@ class Scope(AbstractContextManager["Scope"]):
 
 
 def _cost_text(cost: Mapping[str, Any]) -> str:
-    """What looking cost, in a sentence: as a share, or beside the time that is always allowed where that was the limit."""
+    """A sentence on what measuring cost: as a share, or beside the time that is always allowed if that was the limit."""
     spent, trained, always = cost["seconds_measuring"], cost["seconds_training"], cost["seconds_always_allowed"]
-    said = f"Looking took {spent:.2f} s beside {trained:.2f} s of training"
+    said = f"Measuring took {spent:.2f} s beside {trained:.2f} s of training"
     if cost["budget"] * trained < always:
-        said += f" (up to {'one second' if always == 1 else f'{always:g} s'} in all is always allowed)"
+        said += f" (up to {'one second' if always == 1 else f'{always:.2g} s'} in all is always allowed)"
     else:
         said += f", {100 * cost['share']:.1f} % of it"
-    return f"{said}; the first look, before training, took {cost['seconds_at_construction']:.2f} s."
+    return f"{said}; the first measurement, before training, took {cost['seconds_at_construction']:.2f} s."
 
 
-class SeenScope(Scope):
-    """What copies and pickles of a scope are: they hold what was seen, and look no more. Two scopes must not write one run."""
+class ScopeCopy(Scope):
+    """A copy or a pickle of a scope: it holds the history and measures no more, since two scopes must not write one run."""
 
     def __init__(self, history: History) -> None:
         self.model, self.strict = nn.Identity(), False
-        self._session, self._fixed, self._failed = None, None, "a copy, which does not look"
-        self._seen = history
+        self._session, self._shards, self._failed = None, None, "a copy, which does not measure"
+        self._twin = None
+        self._history = history
 
     @property
     def history(self) -> History:
-        return self._seen
+        return self._history
 
 
-class FixedScope:
-    """Measures named beforehand, at steps named beforehand: what our own training loop uses."""
-
-    def __init__(self, model: nn.Module, probe: Dataset, run: str | Path | Writer, measures: list[Measure]) -> None:
-        self.model, self.probe, self.measures = model, probe, measures
-        require(isinstance(run, Writer), "named measures write to the run of a training: give its Writer.")
-        assert isinstance(run, Writer)
-        self.writer = run
-
-    def step(self, step: int, checkpoint: Callable[[], Tensors] | None = None, **scalars: Any) -> None:
-        """Run the measures that are due; a checkpoint is written, due or not."""
-        due = [measure for measure in self.measures if measure.schedule.due(step)]
-        if not due and checkpoint is None:
-            return
-        curves = {name: np.atleast_1d(np.asarray(torch.as_tensor(value).detach())) for name, value in scalars.items()}
-        arrays: dict[str, np.ndarray] = {}
-        for measure in due:
-            for name, value in self._look(measure).items():
-                (curves if value.ndim == 1 else arrays)[name] = value
-        self.writer.record(step, curves, arrays, checkpoint() if checkpoint else None)
-
-    def end(self, error: BaseException | None) -> None:
-        """The writer belongs to the training, which ends it."""
-
-    def _look(self, measure: Measure) -> dict[str, np.ndarray]:
-        batch = self.probe if measure.batch is None else measure.batch
-        with evaluating(self.model):
-            seen = measure.probe(self.model, batch)
-        return {
-            name: (value if is_stack(self.model) else value[None]).detach().cpu().numpy()
-            for name, value in seen.items()
-        }
-
-
-def _as_dataset(probe: Dataset | tuple[Tensor, Tensor]) -> Dataset:
-    if isinstance(probe, Dataset):
-        return probe
-    x, y = probe
-    return Dataset("probe", x, y[:, None] if y.ndim == 1 else y)
-
-
-def _is_first_process() -> bool:
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
-
-
-def _finish_at_end(session: Session) -> None:
-    """The handle is gone, or Python ends: an open scope finishes itself, as failed where an error ended Python."""
-    by_itself = _python_ends.is_set() and not hasattr(sys, "ps1")  # a prompt keeps its last error for ever
+def _finish_session(session: Session) -> None:
+    """Finish an open session when its scope is deleted or Python ends; mark the run failed if an error ended Python."""
+    by_itself = _python_is_ending.is_set() and not hasattr(sys, "ps1")  # a prompt keeps its last error for ever
     try:
         session.finish(getattr(sys, "last_value", None) if by_itself else None)
     except Exception as trouble:
         warnings.warn(f"the scope could not finish: {trouble}", stacklevel=2)
-        _let_go(session, trouble)
+        _close_failed(session, trouble)
 
 
-_python_ends = threading.Event()
+_python_is_ending = threading.Event()
 
 
 @cache
-def _notice_the_end() -> None:
-    """Functions of atexit run last in, first out: registered behind the finalizers, this one runs before them."""
-    atexit.register(_python_ends.set)
+def _watch_for_exit() -> None:
+    """Note when Python ends. Functions of atexit run last in, first out: registered after the finalizers, this runs first."""
+    atexit.register(_python_is_ending.set)
 
 
-def _let_go(session: Session, error: Exception) -> None:
+def _close_failed(session: Session, error: Exception) -> None:
+    """Mark the run failed and close it; give up if that fails too."""
     try:
         session.finish(error)
     except (StoreError, OSError):

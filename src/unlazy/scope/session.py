@@ -1,4 +1,4 @@
-"""One training under observation: what to look at, when, and what it cost."""
+"""One training under observation: when to measure, what the loop's step numbers mean, what measuring cost."""
 
 from __future__ import annotations
 
@@ -8,131 +8,181 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
-from unlazy.kernels.capture import call
-from unlazy.models.conv import GatedImageNet
+from unlazy.kernels.capture import call_model, take_samples
 from unlazy.models.net import GatedNet
-from unlazy.runtime import InputError, StoreError, short_hash
-from unlazy.scope.earlier import Earlier, counts_anew, other_training, recognise
-from unlazy.scope.folder import KERNELS, Keeper, earlier, place_of, resumed_instruments
-from unlazy.scope.history import History
-from unlazy.scope.measures import Instruments
-from unlazy.scope.probe import Choice, Probe, chosen_output, with_columns
-from unlazy.scope.record import Record, basis_of, header_of, history_of, left_out_of, probe_arrays, start_arrays
-from unlazy.scope.schedule import Budget, Planner
+from unlazy.runtime import InputError, StoreError, require, short_hash
+from unlazy.scope.history import History, MeasurementLog, empty_history
+from unlazy.scope.measurements import KERNELS, Measurements
+from unlazy.scope.memory import MemoryLimit, private_pool
+from unlazy.scope.positions import read_positions
+from unlazy.scope.probe_set import ProbeSet, add_target_columns
+from unlazy.scope.processes import ShardedModel
+from unlazy.scope.resume import (
+    EarlierRun,
+    find_earlier_run,
+    match_earlier_run,
+    other_training_text,
+    restore_measurements,
+    step_mismatch_text,
+)
+from unlazy.scope.run_folder import ScopeWriter, probe_arrays, run_header, scope_identity, start_arrays
+from unlazy.scope.schedule import FULL_MEASUREMENTS, Budget, Planner
 from unlazy.scope.tangent import Measured
-from unlazy.scope.told import detached, whole
-from unlazy.scope.untouched import untouched, unwrapped
+from unlazy.scope.user_model import (
+    OutputChoice,
+    check_model,
+    describe_model,
+    device_and_dtype,
+    preserve_state,
+    select_output,
+    unwrap_model,
+)
 from unlazy.scope.verdict import judge
-from unlazy.scope.watchable import check_model
 from unlazy.store import Run
 
-LIGHT_SHARE = 0.1  # looks that cost no more than this share of all of them are light
+FIRST_SECONDS = 3.0  # of the first measurement before the first step; the rest of it follows during the first steps
+END_SECONDS = 3.0  # of the last measurement if the budget leaves less; light measures are taken whatever they cost
+KNOWN_STEPS = 3  # after so many steps their time is known
+LIGHT_SHARE = 0.1  # measures that cost no more than this share of all of them are light
+ALWAYS = ("outputs", "parameters", "linear")  # light whatever they cost: verdicts rest on them
 
-_open: WeakValueDictionary[str, Session] = WeakValueDictionary()
+_open_sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
-class Untaken:
-    """What is still to be measured at the last step told: the looks, the user's numbers, and the state of the parameters then."""
+class Pending:
+    """What is not yet measured at the last step that the loop reported. ``updates``: of the parameters at that time."""
 
     step: int
-    looks: list[str]
+    measures: list[str]
     scalars: dict[str, Any]
     updates: int
 
 
 class Session:
-    """The working part of a scope, which outlives the handle the user holds just long enough to finish."""
+    """The working part of a scope. It outlives the ``Scope`` object that the user holds just long enough to finish."""
 
     def __init__(
         self,
         model: nn.Module,
-        probe: Probe,
+        probe: ProbeSet,
         folder: Path | None,
         *,
         views: tuple[str, ...],
         budget: float,
-        output: Choice | None,
+        output: OutputChoice | None,
         sinks: Iterable[Any],
         steps: int | None,
         seed: int,
         strict: bool,
         overwrite: bool,
+        memory: str | int | None = None,
+        shards: ShardedModel | None = None,
     ) -> None:
+        """``shards``: the sharded model whose whole copy is measured in place of ``model``."""
         began = time.perf_counter()
         self.pid, self.total_steps = os.getpid(), steps
-        self.trained, self.shift, self.seen, self.told, self.epochs = 0.0, 0, -1, -1, 0
-        self.told_at, self.again = 0, 0  # updates when that was told, and how often that number came again after some
-        self.unmeasured: Untaken | None = None
-        self.looking = self.finished = False
+        self.training_seconds = 0.0
+        self.last_step = self.last_reported = -1  # updates done, and what the loop called that step
+        self.shift = self.offset = 0  # last_step = last_reported + shift + offset
+        self.last_updates, self.repeats = (
+            0,
+            0,
+        )  # updates at the last report, and how often its number was repeated after updates
+        self.pending: Pending | None = None
+        self.measuring = self.finished = False
         self.budget = Budget(budget)
-        model = unwrapped(model)
+        self.shards = shards
+        model = unwrap_model(model) if shards is None or shards.copy is None else shards.copy
         check_model(model)
-        with untouched(model):
-            probe = probe.on(*place_of(model))
-            self.model = chosen_output(model, probe, output)
+        with preserve_state(model):
+            probe = probe.to(*device_and_dtype(model))
+            limit = MemoryLimit(memory, model, probe.x, step_seen=False)
+            self.model, probe = read_positions(select_output(model, probe, output, limit.rows()), probe, seed)
             with torch.no_grad():
-                probe = with_columns(probe, call(self.model, probe.x))
+                out = call_model(self.model, take_samples(probe.x, slice(0, limit.rows())))
+                probe = add_target_columns(probe, out if len(out) == len(probe) else out[:1].expand(len(probe), -1))
             spec = model.spec() if isinstance(model, GatedNet) else None
-            basis = basis_of(spec or _described(model), probe, views, seed)
-            before, finished = (None, False) if folder is None else _take_over(folder, short_hash(basis))
-            self.before: Earlier | None = None
+            identity = None if folder is None else scope_identity(spec or describe_model(model), probe, views, seed)
+            before, finished = None, False
+            if folder is not None:
+                before, finished = _close_and_find_run(folder, short_hash(identity))
+            self.earlier: EarlierRun | None = None
             if before is None or overwrite:
-                self.instruments = Instruments(self.model, probe, views, seed, strict)
-                first = self.instruments.begin()
+                self.measurements = Measurements(self.model, probe, views, seed, strict, limit=limit)
+                with private_pool(limit.device):
+                    first = self.measurements.measure_start(FIRST_SECONDS)
             else:
-                self.instruments = resumed_instruments(before, self.model, probe, views, seed)
-                self.instruments.strict = strict
-                self.before = recognise(before, finished, self.instruments)
+                self.measurements = restore_measurements(before, self.model, probe, views, seed, limit)
+                self.measurements.strict = strict
+                self.earlier = match_earlier_run(before, finished, self.measurements)
         self._learn_costs(writing=0.0)
-        keeper = None
-        if folder is not None:
-            keeper = Keeper(folder, header_of(basis, self.instruments, budget, spec), overwrite=overwrite)
-        history = history_of(self.instruments, keep_all=folder is None)
-        self.record = Record(history, keeper, sinks, self.instruments.own_names)
-        if folder is not None:
-            _open[str(folder.resolve())] = self
-        if self.before is None:
-            self.record.write(0, first, {}, once=probe_arrays(probe), start=start_arrays(self.instruments.start))
-            self.measured = 0
-        else:
-            self.record.history = History.of_run(self.before.run)
-            self.measured = self.seen = self.before.last
+        scope_writer = None
+        if folder is not None and identity is not None:
+            scope_writer = ScopeWriter(
+                folder, run_header(identity, self.measurements, budget, spec), overwrite=overwrite
+            )
+            _open_sessions[str(folder.resolve())] = self
+        history = empty_history(self.measurements, keep_all=folder is None)
+        self.log = MeasurementLog(history, scope_writer, sinks, self.measurements.scalar_names)
+        if self.earlier is not None:
+            self.log.history = History.from_run(self.earlier.run)
+            self.log.history.notes = self.measurements.notes  # those of the earlier run, and what is noted from now on
+            self.last_measured = self.last_step = self.earlier.last_step
             self.shift = int(self.history.last("step_shift") or 0)
+        elif scope_writer is None:
+            self.log.write(0, first, {})
+            self.last_measured = 0
+        else:
+            self.log.write(0, first, {}, probe=probe_arrays(probe), start=start_arrays(self.measurements.start))
+            self.last_measured = 0
         self._plan()
-        self.construction = time.perf_counter() - began
+        self._watch_unfreezing()
+        self.construction_seconds = time.perf_counter() - began
+        limit.begin()
         self.budget.spent = 0.0
         self._left = time.perf_counter()
 
     @property
     def history(self) -> History:
-        """What was seen so far."""
-        return self.record.history
+        """All measurements so far."""
+        return self.log.history
 
     @property
-    def keeper(self) -> Keeper | None:
-        """The writer of the run folder, where there is one."""
-        return self.record.keeper
+    def scope_writer(self) -> ScopeWriter | None:
+        """The writer of the run folder, if there is one."""
+        return self.log.scope_writer
+
+    def _watch_unfreezing(self) -> None:
+        """See parameters that begin to train before their first update: after it, their start would be lost."""
+        self._unfreezing: RemovableHandle | None = None
+        if self.shards is not None:
+            self.shards.before_update = partial(_add_unfrozen, ref(self), unchanged=True)
+        elif self.measurements.has_frozen_parameters:
+            self._unfreezing = register_optimizer_step_pre_hook(partial(_add_unfrozen, ref(self)))
 
     def _plan(self) -> None:
-        """When to look, from the last step measured on."""
-        self.planner = Planner(self.budget, self._light(), steps=self.total_steps)
-        self.planner.spread_grace(self.budget.predict([*self.instruments.looks, "writing"]))
-        self.planner.measured(self.measured, self.instruments.looks, 1.0)
+        """Plan when to measure, from the last measured step on."""
+        self.planner = Planner(self.budget, self._light_measures(), steps=self.total_steps)
+        self.planner.spread_grace(self.budget.predict([*self.measurements.measures, "writing"]))
+        self.planner.note_measured(self.last_measured, self.measurements.measures, 1.0)
 
     # --- while training ----------------------------------------------------------------------------------------
 
     def step(self, step: Any, scalars: Mapping[str, Any]) -> None:
-        """``step`` updates are done."""
+        """The loop reports that ``step`` updates are done; measure if it is time."""
         self._began = time.perf_counter()
-        self.trained += max(0.0, self._began - self._left)
+        self.training_seconds += max(0.0, self._began - self._left)
         try:
             self._step(step, scalars)
         finally:
@@ -140,181 +190,283 @@ class Session:
             self.budget.spent += self._left - self._began
 
     def _step(self, step: Any, scalars: Mapping[str, Any]) -> None:
-        step = whole(step)
-        if self.before is not None and not self.before.met:
-            self._meet(step, self.before)
-        step = self._counted(step)
-        if step == 0 and self.seen < 0 and scalars:
+        step = parse_step(step)
+        if self.earlier is not None and not self.earlier.began:
+            self._check_first_step(step, self.earlier)
+        step = self._count_updates(step)
+        if step == 0 and self.last_step < 0 and scalars:
             self._write(0, {}, scalars)
-        if step <= max(self.seen, self.measured) and not self._parts_ways(step):
-            self.seen = max(self.seen, step)
+        if step <= max(self.last_step, self.last_measured) and not self._differs_from_earlier_run(step):
+            self.last_step = max(self.last_step, step)
             return
-        self.seen = step
-        names = self.planner.due(step, self.instruments.looks, self.trained, self._to_come(step))
+        self.last_step = step
+        self._continue_start(step)
+        names: list[str] = []
+        if self._is_current():
+            to_come = self._seconds_to_come(step)
+            names = self.planner.due(step, self._known_measures(), self.training_seconds, to_come)
         if names:
             self._measure(step, names, scalars)
         else:
-            told = {name: detached(value) for name, value in scalars.items()}
-            self.unmeasured = Untaken(step, list(self.instruments.looks), told, self._updates())
+            detached = {name: v.detach() if isinstance(v, Tensor) else v for name, v in scalars.items()}
+            self.pending = Pending(step, list(self.measurements.measures), detached, self._updates())
 
-    def _meet(self, told: int, before: Earlier) -> None:
-        """The first step told behind an earlier record: a loop that counts anew must stand where it began, or at its end."""
-        before.met = True
-        if told > 1 or told > before.last or before.place == 0:
+    def _check_first_step(self, reported: int, earlier: EarlierRun) -> None:
+        """Raise if a loop that resumes an earlier run counts from 0 again, unless its network is at the run's start or end."""
+        earlier.began = True
+        if reported > 1 or reported > earlier.last_step or earlier.current_step == 0:
             return
-        if before.place == before.last:
-            self.told = self.seen - self.shift
+        if earlier.current_step == earlier.last_step:
+            self.last_reported = self.last_step - self.shift
             return
-        self._leave()
-        self.record.history = History()
-        raise InputError(counts_anew(before.run, told))
+        self._abandon_folder()
+        self.log.history = History()
+        raise InputError(step_mismatch_text(earlier.run, reported))
 
-    def _parts_ways(self, step: int) -> bool:
-        """Whether a training that began where an earlier one did turns out, at a step seen before, to be another one.
+    def _differs_from_earlier_run(self, step: int) -> bool:
+        """Whether a training that began where an earlier run did differs from it at a step that the run has measured.
 
-        The record stays as it is. This training is watched in memory, from the start that both have in common.
+        If so, the run folder stays as it is, and this training is measured in memory, from the common start.
         """
-        before = self.before
-        if before is None or not before.asks(step):
+        earlier = self.earlier
+        if earlier is None or not self._is_current() or not earlier.needs_check(step):
             return False
-        with self._look():
-            out = self.instruments.output()
-        if not before.differs(step, out):
+        with self._measuring():
+            out = self.measurements.output()
+        if not earlier.differs(step, out):
             return False
-        self._leave()
-        self.record.history = self.history.beginning()
-        why = other_training(before.run, step)
-        if self.instruments.strict:
+        self._abandon_folder()
+        self.log.history = self.history.only_first()
+        why = other_training_text(earlier.run, step)
+        if self.measurements.strict:
             raise InputError(why)
         warnings.warn(f"{why} The scope goes on in memory only.", stacklevel=7)
-        self.measured = 0
+        self.last_measured = 0
         for name in KERNELS:
-            if (start := getattr(self.instruments.start, name)) is not None:
-                self.instruments.remember(name, 0, start)
+            if (start := getattr(self.measurements.start, name)) is not None:
+                self.measurements.set_previous_kernel(name, 0, start)
         self._plan()
         return True
 
-    def _leave(self) -> None:
-        """Leave the folder as it was found."""
-        self.record.leave()
-        self.before = None
+    def _abandon_folder(self) -> None:
+        """Leave the run folder as it was found."""
+        self.log.abandon_folder()
+        self.earlier = None
 
-    def _counted(self, step: int) -> int:
-        """Updates since the start, from what the loop calls them: it may tell 0 after its first, or begin anew every epoch."""
-        if step == 0 and self.seen < 0 and self._moved():
+    def _count_updates(self, step: int) -> int:
+        """Updates since the start, from the step number that the loop reported.
+
+        A loop may report 0 after its first update, or begin at 0 again every epoch.
+        """
+        if step == 0 and self.last_step < 0 and self._has_moved():
             self.shift = 1
-        missed = self._told_again(step)
-        if step < self.told or missed > 0:
-            if self.epochs == 0:
+        missed = self._count_repeated_steps(step)
+        if step < self.last_reported or missed > 0:
+            if self.offset == 0:
                 warnings.warn(
-                    f"step {step} came after step {self.told}: steps count updates over the whole training. The scope goes on "
-                    f"counting from {self.seen + max(missed, 1)}.",
+                    f"step {step} came after step {self.last_reported}: steps count updates over the whole training. The scope "
+                    f"goes on counting from {self.last_step + max(missed, 1)}.",
                     stacklevel=7,
                 )
-            self.epochs = self.seen + max(missed, 1) - self.shift - step
-        self.told = step
-        return step + self.shift + self.epochs
+            self.offset = self.last_step + max(missed, 1) - self.shift - step
+        self.last_reported = step
+        return step + self.shift + self.offset
 
-    def _told_again(self, step: int) -> int:
-        """How many updates an epoch of one batch has hidden behind one number; 0 where none.
+    def _count_repeated_steps(self, step: int) -> int:
+        """Steps taken since the loop last reported a new step number; 0 if it reports a new one now.
 
-        One update between two equal numbers may as well lie between a look before it and a look after it.
+        A loop whose epochs have one batch reports the same number after every update. One repeat may also come from a loop that
+        reports before and after an update, so only the second repeat counts, as two steps.
         """
         updates = self._updates()
-        grown, self.told_at = updates > self.told_at, updates
-        if step != self.told:
-            self.again = 0
+        grown, self.last_updates = updates > self.last_updates, updates
+        if step != self.last_reported:
+            self.repeats = 0
         elif grown:
-            self.again += 1
-        if self.again < 2 or not grown:
+            self.repeats += 1
+        if self.repeats < 2 or not grown:
             return 0
-        return 2 if self.again == 2 else 1
+        return 2 if self.repeats == 2 else 1
 
-    def away(self, seconds: float) -> None:
-        """Seconds since the last step that were no training."""
+    def exclude_seconds(self, seconds: float) -> None:
+        """Do not count these seconds since the last step as training time."""
         self._left += seconds
 
-    def settle(self) -> None:
-        """Measure the last step that was seen, if that has not been done."""
-        if self.unmeasured is None or self.finished or self.looking or self.pid != os.getpid():
+    def measure_pending(self) -> None:
+        """Measure the last reported step, if that has not been done."""
+        if self.pending is None or self.finished or self.measuring or self.pid != os.getpid() or not self._is_current():
             return
         began = time.perf_counter()
-        last, self._began = self.unmeasured, began
+        allowed = self.budget.seconds_allowed(self.training_seconds) - self.budget.spent
+        until = began + max(END_SECONDS, allowed)
+        self._end_start(until)
+        last, self._began = self.pending, began
         if last.updates == self._updates():
-            self._measure(last.step, last.looks, last.scalars)
-        else:  # the loop tells before it updates: the network at hand is one step further than the last one told
+            self._measure(last.step, self._fit_end(last.measures, until), last.scalars)
+        else:  # the loop reports before it updates: the network is one step further than the last reported one
             if last.scalars:
                 self._write(last.step, {}, last.scalars)
-            self._measure(last.step + 1, list(self.instruments.looks), {})
+            self._measure(last.step + 1, self._fit_end(self.measurements.measures, until), {})
         self.budget.spent += time.perf_counter() - began
         self._left = time.perf_counter()
 
-    def _measure(self, step: int, names: list[str], scalars: Mapping[str, Any]) -> None:
-        self.instruments.check()
+    def _end_start(self, until: float) -> None:
+        """Take the measures of the start that wait, as far as they and their repetition at the end fit the time.
+
+        The linearised network is compared in any case: verdicts rest on it.
+        """
+        for name in list(self.measurements.waiting):
+            left = until - time.perf_counter()
+            self.measurements.set_seconds(left / 4, left / 3)
+            with self._measuring():
+                fits = 2 * self.measurements.expected_seconds(name) <= left
+            if fits or name in ALWAYS:
+                self._measure_waiting(name)
+
+    def _fit_end(self, names: Iterable[str], until: float) -> list[str]:
+        """Those of the measures that fit the time until then, light ones in any case; a note names the others."""
+        left, taken = until - time.perf_counter(), []
+        for name in [name for name in names if name not in self.measurements.waiting]:
+            cost = self.budget.costs.get(name, 0.0)
+            if name in self.planner.light or name in ALWAYS or cost <= left:
+                taken.append(name)
+                left -= cost
+            else:
+                self.measurements.add_note(f"the end has no {name}: it takes {cost:.2g} s, more than the time allowed")
+        return taken
+
+    def _known_measures(self) -> list[str]:
+        """The measures whose values at the start are known: only these may be taken."""
+        return [name for name in self.measurements.measures if name not in self.measurements.waiting]
+
+    def _continue_start(self, step: int) -> None:
+        """Take one of the measures of the start that wait, once a step was seen and if the time allowed pays for it."""
+        waiting, limit = self.measurements.waiting, self.measurements.limit
+        if step <= 0 or limit is None:
+            return
+        limit.step_seen = True
+        if self.planner.light_done == 0 and step <= KNOWN_STEPS:  # no measurement of ours in between
+            limit.see_step()
+        if not waiting or (self.total_steps is not None and step < min(KNOWN_STEPS, self.total_steps)):
+            return
+        allowed = self.budget.seconds_allowed(self.training_seconds, self._seconds_to_come(step))
+        left = allowed - self.budget.spent
+        # The kernel shrinks so that several measurements fit; if nobody knows how many, the start and the end have to.
+        share = left / 2 if self.total_steps is None else allowed / FULL_MEASUREMENTS
+        self.measurements.set_seconds(share, share)
+        with self._measuring():
+            expected = self.measurements.expected_seconds(waiting[0])
+        if expected <= left:
+            self._measure_waiting(waiting[0])
+
+    def _measure_waiting(self, name: str) -> None:
+        """Take a measure of the start that waits, and write it beside the others of step 0."""
+        self.measurements.add_unfrozen(max(0, self.last_step))
+        self.measurements.check_parameters()
         self._synchronise()
-        with self._look():
-            measured = self.instruments.measure(step, names)
-        for name, why in self.instruments.fallen.items():
+        with self._measuring():
+            measured = self.measurements.measure_waiting(name)
+        self.history.left_out, self.history.rows = (
+            self.measurements.left_out_quantities(),
+            self.measurements.sampled_rows(),
+        )
+        if measured:
+            self.log.write(0, measured, {})
+        if self.scope_writer is not None:
+            self.scope_writer.update_header(self.measurements)
+        self._learn_costs(writing=self.budget.costs.get("writing", 0.0))
+        if not self.measurements.waiting:
+            self.planner.light = self._light_measures()
+            self.planner.spread_grace(self.budget.predict([*self.measurements.measures, "writing"]))
+
+    def _measure(self, step: int, names: list[str], scalars: Mapping[str, Any]) -> None:
+        self.measurements.add_unfrozen(step)
+        self.measurements.check_parameters()
+        self._synchronise()
+        with self._measuring():
+            measured = self.measurements.measure(step, names)
+        for name, why in self.measurements.newly_failed.items():
             warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=7)
-        self.instruments.fallen.clear()
-        self.history.left_out = left_out_of(self.instruments)
+        self.measurements.newly_failed.clear()
+        self.history.left_out = self.measurements.left_out_quantities()
         writing = time.perf_counter()
-        change = self._change(measured)
+        change = self._largest_change(measured)
         self._write(step, measured, scalars)
         self._learn_costs(writing=time.perf_counter() - writing, names=names)
-        self.planner.measured(step, names, change)
-        self.measured = step
-        before = self.unmeasured
-        pending = before.looks if before is not None and before.step == step else self.instruments.looks
-        rest = [name for name in pending if name not in names and name in self.instruments.looks]
-        self.unmeasured = Untaken(step, rest, {}, self._updates()) if rest else None
+        self.planner.note_measured(step, names, change)
+        self.last_measured = step
+        before, known = self.pending, self.measurements.measures
+        wanted = before.measures if before is not None and before.step == step else known
+        rest = [name for name in wanted if name not in names and name in known]
+        self.pending = Pending(step, rest, {}, self._updates()) if rest else None
 
     def _write(self, step: int, measured: Measured, scalars: Mapping[str, Any]) -> None:
-        """What was measured and what the user told, with what looking has cost so far."""
+        """Write what was measured, the user's numbers, and what measuring has cost so far."""
         about: dict[str, float] = {}
         if step > 0:
-            about["overhead"] = self.budget.spent / self.trained if self.trained > 0 else 0.0
+            about["overhead"] = self.budget.spent / self.training_seconds if self.training_seconds > 0 else 0.0
             if self.shift:
                 about["step_shift"] = float(self.shift)
-        self.record.write(step, measured, about, user=scalars)
+        self.log.write(step, measured, about, user=scalars)
+        self.measurements.compare_losses(measured, scalars)
 
     @contextmanager
-    def _look(self) -> Iterator[None]:
-        """Look at the model where it is now, and leave no trace."""
-        parameter = next(iter(self.instruments.trained.values()))
-        self.looking = True
+    def _measuring(self) -> Iterator[None]:
+        """A block that measures the model on its current device and leaves its state as it was."""
+        parameter = next(iter(self.measurements.trained.values()))
+        self.measuring = True
         try:
-            with untouched(self.model):
-                self.instruments.move(parameter.device, parameter.dtype)
-                yield
+            with preserve_state(self.model):
+                self.measurements.move_to(parameter.device, parameter.dtype)
+                with private_pool(parameter.device):
+                    yield
         finally:
-            self.looking = False
+            self.measuring = False
 
     def _synchronise(self) -> None:
-        """Work that a device still does for the training is not ours."""
-        parameter = next(iter(self.instruments.trained.values()))
+        """Wait for work that the device still does for the training, and count it as training time."""
+        parameter = next(iter(self.measurements.trained.values()))
         if parameter.device.type == "cuda":
             torch.cuda.synchronize(parameter.device)
             now = time.perf_counter()
-            self.trained += now - self._began
+            self.training_seconds += now - self._began
             self._began = now
 
     def _updates(self) -> int:
-        """Grows whenever a trained parameter is written to."""
-        return sum(p._version for p in self.instruments.trained.values() if not p.is_inference())
+        """A number that grows whenever a trained parameter is written to."""
+        if self.shards is not None:
+            return self.shards.updates()
+        return sum(p._version for p in self.measurements.trained.values() if not p.is_inference())
 
-    def _moved(self) -> bool:
-        start = self.instruments.start.parameters
-        return any(not torch.equal(p.detach().to(start[n]), start[n]) for n, p in self.instruments.trained.items())
+    def _has_moved(self) -> bool:
+        """Whether any trained parameter differs from the start."""
+        start = self.measurements.start.parameters
+        return any(
+            not torch.equal(p.detach().to(start[n]), start[n])
+            for n, p in self.measurements.trained.items()
+            if n in start
+        )
 
-    def _to_come(self, step: int) -> float:
-        """Seconds of training that are still to come, where the number of steps is known."""
+    def _is_current(self) -> bool:
+        """Whether the measured model has the parameters of now; the copy of a sharded one may be older."""
+        return self.shards is None or self.shards.is_current
+
+    def next_meeting(self) -> int:
+        """The step at which a sharded model should be gathered next: when a measurement may be due, and not at every step."""
+        due = min(self.planner.full.due_at, self.planner.quick.due_at)
+        if self.last_step < 0:
+            return 0  # the first step tells how the loop counts
+        nearest = self.last_step + max(1, round(self.planner.full.finest * self.last_step))
+        return max(due, nearest) - self.shift - self.offset
+
+    def _seconds_to_come(self, step: int) -> float:
+        """Seconds of training still to come, estimated if the number of steps is known, else 0."""
         if self.total_steps is None or step < 3:
             return 0.0
-        return max(0.0, self.trained / step * (self.total_steps - step))
+        return max(0.0, self.training_seconds / step * (self.total_steps - step))
 
-    def _change(self, measured: Measured) -> float:
-        """The largest change since the last measurement: of the loss, of the way gone, of the kernels' distances."""
+    def _largest_change(self, measured: Measured) -> float:
+        """The largest change since the last measurement: of the loss, the parameter motion, the kernels' distances."""
         changes = [0.0]
         for name in ("loss", "parameter_motion", "tangent_distance", "overlap_distance"):
             before, now = self.history.last(name), measured.get(name)
@@ -327,70 +479,100 @@ class Session:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Measure the last step, write the verdict, close everything. After an error only the last part."""
+        """Measure the last step, write the verdict, close everything; after an error only close."""
         if self.finished or self.pid != os.getpid():
             return
         if error is None:
-            self.settle()
-            if self.keeper is not None:
+            self.measure_pending()
+            self.measurements.leave_out_waiting()
+            self.history.left_out = self.measurements.left_out_quantities()
+            self._note_few_measurements()
+            if self.scope_writer is not None:
+                self.scope_writer.update_header(self.measurements)
                 self._write_verdict()
-                self.keeper.finish()
+                self.scope_writer.finish()
         self.finished = True
-        self.record.close(error)
+        if self._unfreezing is not None:
+            self._unfreezing.remove()
+        self.log.close(error)
+
+    def _note_few_measurements(self) -> None:
+        """Note it if the budget did not pay for enough full measurements."""
+        full, cost = self.overhead()["full_measurements"], self.budget.predict([*self.measurements.measures, "writing"])
+        allowed = self.budget.seconds_allowed(self.training_seconds)
+        if full >= FULL_MEASUREMENTS or self.last_step < FULL_MEASUREMENTS or FULL_MEASUREMENTS * cost <= allowed:
+            return
+        self.measurements.add_note(
+            f"{full} full measurements: each takes {cost:.2g} s, and this training paid for {allowed:.2g} s in all"
+        )
 
     def _write_verdict(self) -> None:
-        assert self.keeper is not None
-        with suppress(StoreError):  # no thresholds: what was seen is kept, and verdict() says what is missing
-            self.keeper.keep(judge(self.history))
+        assert self.scope_writer is not None
+        with suppress(StoreError):  # without thresholds the measurements are kept, and verdict() says what is missing
+            self.scope_writer.write_verdict(judge(self.history).to_dict())
 
     def overhead(self) -> dict[str, Any]:
-        """What looking cost."""
-        share = self.budget.spent / self.trained if self.trained > 0 else 0.0
+        """What measuring cost."""
+        share = self.budget.spent / self.training_seconds if self.training_seconds > 0 else 0.0
         return {
             "seconds_measuring": self.budget.spent,
-            "seconds_training": self.trained,
+            "seconds_training": self.training_seconds,
             "share": share,
             "budget": self.budget.share,
-            "seconds_always_allowed": self.budget.grace,
-            "measurements": self.record.measurements,
-            "full_measurements": len(self.history.scalars.get(self._dearest(), {})),
+            "seconds_always_allowed": self.budget.grace_of(self.training_seconds),
+            "measurements": self.log.measurements,
+            "full_measurements": len(self.history.scalars.get(self._costliest_number(), {})),
             "skipped": self.planner.skipped,
-            "seconds_at_construction": self.construction,
+            "seconds_at_construction": self.construction_seconds,
             "seconds_by_look": dict(self.budget.costs),
         }
 
     # --- costs -------------------------------------------------------------------------------------------------
 
     def _learn_costs(self, writing: float, names: Iterable[str] | None = None) -> None:
-        for name in self.instruments.seconds if names is None else names:
-            if name in self.instruments.seconds:
-                self.budget.learn(name, self.instruments.seconds[name])
+        """Tell the budget what these measures, or all, and writing took."""
+        for name in self.measurements.seconds if names is None else names:
+            if name in self.measurements.seconds:
+                self.budget.learn(name, self.measurements.seconds[name])
         self.budget.learn("writing", writing)
 
-    def _light(self) -> frozenset[str]:
-        costs = {name: self.budget.costs.get(name, 0.0) for name in self.instruments.looks}
+    def _light_measures(self) -> frozenset[str]:
+        """Measures that cost little: they may be taken between full measurements."""
+        costs = {name: self.budget.costs.get(name, 0.0) for name in self._known_measures()}
         limit = LIGHT_SHARE * sum(costs.values())
-        return frozenset(name for name, cost in costs.items() if cost <= limit or name == "outputs")
+        light = frozenset(name for name, cost in costs.items() if cost <= limit or name in ALWAYS)
+        return light if len(light) < len(costs) else frozenset()  # else every measurement is a full one
 
-    def _dearest(self) -> str:
-        """A number that only full measurements have."""
+    def _costliest_number(self) -> str:
+        """The name of a number that only full measurements have."""
         names = {"tangent": "tangent_distance", "overlap": "overlap_distance", "linear": "linearisation_error"}
-        return next((number for look, number in names.items() if look in self.instruments.looks), "loss")
+        return next((number for measure, number in names.items() if measure in self.measurements.measures), "loss")
 
 
-def _described(model: nn.Module) -> str:
-    """A foreign network as it prints itself; an image network of ours by its spec, which also knows gates and multipliers."""
-    return f"GatedImageNet(\n  {model.spec()}\n)" if isinstance(model, GatedImageNet) else str(model)
+def _add_unfrozen(session: ReferenceType[Session], *_: Any, unchanged: bool = False) -> None:
+    found = session()
+    if found is not None and not found.finished:
+        found.measurements.add_unfrozen(max(0, found.last_step), unchanged=unchanged)
 
 
-def _take_over(folder: Path, wanted: str) -> tuple[Run | None, bool]:
-    """What an earlier scope left in the folder, and whether it had finished by itself.
+def parse_step(step: Any) -> int:
+    """The number of updates as an int; raises ``InputError`` if it is not a whole number >= 0, of any numeric type."""
+    try:
+        number = -1.0 if isinstance(step, str) else float(step)
+    except (TypeError, ValueError, RuntimeError):
+        number = -1.0
+    require(number >= 0 and number.is_integer(), f"step is the number of updates done, got {step!r}.")
+    return int(number)
 
-    One of this process that is still open there is finished first: a cell of a notebook is run again, perhaps after an error.
+
+def _close_and_find_run(folder: Path, wanted: str) -> tuple[Run | None, bool]:
+    """The run of an earlier scope in the folder, and whether it had finished by itself.
+
+    A session of this process that still writes there is finished first: a notebook cell may be run again after an error.
     """
-    other = _open.pop(str(folder.resolve()), None)
-    taken_over = other is not None and not other.finished
+    other = _open_sessions.pop(str(folder.resolve()), None)
+    interrupted = other is not None and not other.finished
     if other is not None:
         other.finish()
-    before = earlier(folder, wanted)
-    return before, before is not None and not taken_over and before.status()["state"] == "finished"
+    before = find_earlier_run(folder, wanted)
+    return before, before is not None and not interrupted and before.status()["state"] == "finished"

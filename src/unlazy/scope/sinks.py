@@ -1,7 +1,7 @@
 """Where a scope's numbers go besides its run folder: TensorBoard, Weights & Biases, MLflow.
 
 A sink is anything with ``write(step, scalars)`` and ``close()``. Each of these imports its framework when it is made, not
-before, and only mirrors: the run folder stays the record.
+before. Sinks are copies: the run folder holds everything.
 """
 
 from __future__ import annotations

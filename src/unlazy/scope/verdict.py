@@ -1,8 +1,9 @@
-"""Lazy, rich, mixed, or cannot tell: the verdict on a training run, with its evidence.
+"""Lazy, rich, mixed, or cannot tell: the verdict on a training run, and what it rests on.
 
-The words are about one number, the *gap*: how far the network's predictions end from those of a linearised network trained
-from the same start by the same recipe, relative to how far they went. Nobody trains the twin in practice; the verdict
-estimates the gap from what a scope measures, by thresholds that a study calibrated on networks where the twin was trained.
+The words are about one number, the *gap*: how far the network's predictions are from those of its *linearised twin* (the network
+linearised at its start, trained from there by the same recipe), relative to how far they went. Where the twin was trained, the
+verdict quotes it. Else the gap is estimated from ``linearisation_error`` by a curve (``lazy_thresholds.py``) that a study
+calibrated on trainings whose twin was trained. The other measures are shown and have no vote.
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from unlazy.scope.history import History
-from unlazy.scope.readings import MEASURES, Reading, Readings, readings
-from unlazy.scope.thresholds import Threshold, Thresholds, thresholds
+from unlazy.scope.lazy_thresholds import WORDS, Thresholds, load_thresholds
+from unlazy.scope.summary import MEASURES, RESTS_ON, TrainingSummary, TwinSummary, summarise
 from unlazy.store import Run
 
-LABELS = ("lazy", "mixed", "rich", "cannot tell")
+LABELS = (*WORDS, "cannot tell")
 FEWEST_SAMPLES = 32
-LEAST_FALL = 0.05  # share of the loss at the start
-NEEDED = ("linearisation_error", "tangent_distance", "tangent_change")  # one of these must be there
+LEAST_FALL = 0.05  # a loss that falls by less, as a share of its start, has learned nothing
 TANGENT_VIEWS = ("linear", "linearisation_error", "tangent")
 GAINS, STARVES = 1.15, 0.85  # kernel mass of a group now, relative to the start
 BEHIND = 2.0  # loss of a group, relative to that of all samples, where it fell by less than half
-OWN_TANGENT = 1e-4  # a network this near to its own tangent is linear in the parameters that train
 MEANINGS = {
     "lazy": "It kept the features it started with: a linear model on them (its linearised twin) would predict nearly the same.",
     "mixed": "It changed its features somewhat: a linear model on those it started with (its linearised twin) comes near.",
@@ -37,7 +37,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """One measure: its value, interval over probe samples, thresholds, and what it says by itself."""
+    """The measure that a word rests on: its value, interval over probe samples, the borders, and what it says."""
 
     measure: str
     value: float
@@ -49,17 +49,27 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one word: its first and last measured step, and about when it ended (``None``: it lasts)."""
+
+    word: str
+    first: int
+    last: int
+    until: int | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """``label``, the estimated ``gap``, ``evidence`` and, where the label is "cannot tell", ``reasons``.
+    """The word about a training (``label``), the ``gap``, what it rests on (``evidence``), and ``reasons`` for a "cannot tell".
 
-    ``gap_range``: the estimate give or take its typical error, in calibration and over probe samples.
-
-    ``when``: the first measured step at which each measure, and all together ("network"), passed its lazy threshold; ``None``
-    where it never did. ``when_after``: the last step measured before that one, so that the crossing lies between the two.
+    ``gap_range``: where the true gap lies for such an estimate; ``None`` beside "cannot tell" and where the twin was trained.
+    ``twin``: what the twin itself gave (gap by step, losses of both). ``phases``: the words over the training. ``when``: the
+    first measured step beyond the lazy border (``"network"``), ``None`` if there is none; ``when_after``: the measured step
+    before that one. ``measures``: the other measures at the end; they have no vote.
     ``groups``: shares of samples and of the kernel's trace (``mass``) at the first and last measurement,
-    ``mass_per_share`` (1: as much as its samples' share), ``mass_gain`` since the start, ``paths_gain`` (change of the mean log
-    number of active paths, against that of all samples), what became of each group: ``gains``, ``starved`` or ``keeps``, and
-    whether its loss stayed ``behind``. ``notes``: what the numbers contain besides learning.
+    ``mass_per_share`` (1: as much as its share of the samples), ``mass_gain`` since the start, ``paths_gain`` (change of the mean
+    log number of active paths, minus that of all samples), a word for each group: ``gains``, ``starved`` or ``keeps``, and
+    whether its loss stayed ``behind``. ``notes``: what else changed the numbers, besides learning.
     """
 
     label: str
@@ -72,13 +82,20 @@ class Verdict:
     source: str
     notes: tuple[str, ...] = ()
     when_after: Mapping[str, int | None] = field(default_factory=dict)
+    phases: tuple[Phase, ...] = ()
+    measures: Mapping[str, float] = field(default_factory=dict)
+    twin: TwinSummary | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; ``words`` holds the sentences, so that whoever draws the verdict says the same."""
-        return dict(json.loads(json.dumps(asdict(self) | {"words": self.words()})))
+        """Plain JSON values; ``words`` holds the sentences, so that page and command line say the same."""
+        plain = json.loads(json.dumps(asdict(self) | {"words": self.words()}))
+        for name in ("loss", "twin_loss"):
+            if plain["twin"] is not None and math.isnan(plain["twin"][name]):
+                plain["twin"][name] = None
+        return dict(plain)
 
     def words(self) -> dict[str, str]:
-        """The sentences: what the label means, the gap, when, and the groups; empty where there is nothing to say."""
+        """The sentences by topic: what the label means, the gap, when, and the groups; "" where there is nothing to say."""
         return {
             "meaning": MEANINGS[self.label],
             "gap": self.gap_text(),
@@ -87,43 +104,59 @@ class Verdict:
         }
 
     def __str__(self) -> str:
-        lines = [f"Verdict: {self.label}. {MEANINGS[self.label]}"]
-        lines += [f"  {reason}" for reason in self.reasons]
-        lines += [self.gap_text()] if self.gap_text() else []
-        lines += _table(self.evidence)
-        lines += [f"  {line}" for line in self.remarks()]
-        return "\n".join(lines)
+        lines = [f"Verdict: {self.label}. {MEANINGS[self.label]}", *self.reasons]
+        lines += [text for text in (self.gap_text(), self.when_text(), self.groups_text()) if text]
+        lines += [f"Note: {note}." for note in self.notes]
+        return "\n  ".join([*lines, *self.basis()])
 
     def gap_text(self) -> str:
-        """The estimate and how far it is typically off, in a sentence."""
-        if self.gap is None or self.gap_range is None:
+        """A sentence or two about the gap: measured by the twin with what features bought, or estimated with its range."""
+        if self.gap is None or self.label == "cannot tell":
             return ""
-        low, high = self.gap_range
-        scale = "0: none, 1: as far as the network went"
-        return f"Estimated gap to its linearised twin ({scale}): {self.gap:.2g}, typically {low:.2g} to {high:.2g}."
-
-    def remarks(self) -> list[str]:
-        """When, on which groups, what else to know, and where the thresholds come from."""
-        said = (self.when_text(), self.groups_text(), *(f"Note: {note}." for note in self.notes))
-        return [line for line in (*said, f"Thresholds: {self.source}.") if line]
+        scale = "0: the same predictions, 1: as far apart as the network went"
+        if self.twin is None:
+            assert self.gap_range is not None
+            low, high = self.gap_range
+            others = [word for word in map(load_thresholds().word, self.gap_range) if word != self.label]
+            doubt = f", so it may be {' or '.join(others)}" if others else ""
+            return (
+                f"Gap to that linear model ({scale}): about {self.gap:.2g}, estimated; range {low:.2g} to {high:.2g}{doubt}. "
+                "scope.twin(...) measures it."
+            )
+        how = "simulated" if self.twin.simulated else "trained"
+        said = f"Gap to that linear model ({scale}): {self.gap:.2g}; the model itself was {how}."
+        if math.isfinite(self.twin.loss) and math.isfinite(self.twin.twin_loss):
+            verb = "would be at about" if self.twin.simulated else "is at"
+            said += (
+                f" Loss on the same samples {self.twin.loss:.3g}; this network linearised at its start, with the same "
+            )
+            said += f"optimiser, batches and steps, {verb} {self.twin.twin_loss:.3g}."
+        return said
 
     def when_text(self) -> str:
-        """When the network left the lazy regime, as closely as it was looked at, in a sentence."""
-        if "network" not in self.when:
-            return ""
-        step, after = self.when["network"], self.when_after.get("network")
-        if step is None:
-            return "" if self.label == "cannot tell" else "It never left the lazy regime."
-        if self.label == "lazy":
-            return f"The estimate was beyond the lazy border at step {step}, but came back."
-        known = f"by step {step}" if after is None else f"between step {after} and step {step}"
-        known = f"at step {step}" if after == step - 1 else known
+        """A sentence about the phases of the training: "Lazy until about step 20, rich since."."""
+        ended = [phase for phase in self.phases if phase.until is not None]
         if self.label == "cannot tell":
-            return f"The estimate passed the lazy border {known}."
-        return f"It left the lazy regime {known}."
+            parts = [f"{phase.word} until about step {phase.until}" for phase in ended]
+            return f"{', '.join(parts).capitalize()}." if parts else ""
+        if not ended:
+            return "It was so from the first measurement on." if self.phases and self.label != "lazy" else ""
+        parts = [f"{phase.word} until about step {phase.until}" for phase in ended]
+        return f"{', '.join(parts).capitalize()}, {self.phases[-1].word} since."
+
+    def basis(self) -> list[str]:
+        """Lines about what the word rests on, what else was measured, and where the calibration comes from."""
+        lines = []
+        for one in self.evidence:
+            span = "" if one.interval is None else f" [{one.interval[0]:.2g}, {one.interval[1]:.2g}]"
+            borders = f"lazy below {one.lazy_below:.2g}, rich above {one.rich_above:.2g}"
+            lines.append(f"Rests on: {one.measure} {one.value:.2g}{span}; {borders}.")
+        if self.measures:
+            lines.append(f"Also measured: {', '.join(f'{name} {value:.2g}' for name, value in self.measures.items())}.")
+        return lines if self.twin is not None else [*lines, f"Calibration: {self.source}."]
 
     def groups_text(self) -> str:
-        """Who gained kernel mass, who was starved and who stayed behind, in a sentence or two."""
+        """A sentence or two about groups that gained or lost kernel mass, and groups whose loss stayed behind."""
         moves, parts = [], []
         for word, verb in (("gains", "grew"), ("starved", "shrank")):
             found = [(name, about) for name, about in self.groups.items() if about.get("verdict") == word]
@@ -141,60 +174,97 @@ class Verdict:
         return " ".join(parts)
 
     def _repr_html_(self) -> str:
-        return _as_html(self)
+        return _html_card(self)
 
 
-def judge(measured: History | Readings | Run, calibrated: Thresholds | None = None) -> Verdict:
-    """The verdict on what a scope measured: its history, a run folder it wrote, or readings taken from either."""
+def judge(
+    measured: History | TrainingSummary | Run, calibrated: Thresholds | None = None, *, stopped: str | None = None
+) -> Verdict:
+    """The verdict on a training: on a scope's history, on a run folder that a scope wrote, or on a summary of either.
+
+    ``calibrated``: other thresholds than the shipped ones. ``stopped``: why nothing was measured after the last measurement.
+    """
     if isinstance(measured, Run):
-        measured = History.of_run(measured)
-    seen = measured if isinstance(measured, Readings) else readings(measured)
-    limits = thresholds() if calibrated is None else calibrated
-    known = {name: reading for name, reading in seen.measures.items() if name in limits.measures}
+        measured = History.from_run(measured)
+    summary = measured if isinstance(measured, TrainingSummary) else summarise(measured)
+    limits = load_thresholds() if calibrated is None else calibrated
+    reasons = _reasons_for_no_verdict(summary)
+    curve, gap = _gap_curve(summary, limits), _final_gap(summary, limits)
+    label, span = "cannot tell", None
+    if gap is not None and not reasons:
+        words = [limits.word(gap)] if summary.twin else limits.words_near(gap, _uncertainty(summary, limits))
+        if len(words) > 1:
+            reasons.append(f"The estimated gap is too near the border between {' and '.join(words)}.")
+        elif stopped is not None:
+            reasons.append(f"It was {words[0]} up to step {summary.last_step}; not seen since.")
+        else:
+            label, span = words[0], None if summary.twin else limits.gap_range(gap)
+    if stopped is not None:
+        reasons.append(f"The scope stopped measuring: {stopped}")
     source = str(limits.source["text"])
-    evidence = tuple(_evidence(name, reading, limits.measures[name], source) for name, reading in known.items())
-    reasons = _too_little(seen)
-    gap, span = None, None
-    label = "cannot tell"
-    if known:
-        pooled = _telling(known)
-        log_gap, scatter = limits.pooled({name: reading.value for name, reading in pooled.items()})
-        sampling = _sampling_error(pooled, limits)
-        off, wide = math.hypot(limits.margin, sampling), math.hypot(limits.spread, sampling)
-        gap, span = math.exp(log_gap), (math.exp(log_gap - wide), math.exp(log_gap + wide))
-        words = [limits.word(log_gap - off), limits.word(log_gap + off)]
-        if not reasons and scatter > limits.disagreement:
-            reasons.append(
-                f"The measures disagree: their estimates of the gap scatter by a factor of {math.exp(scatter):.2g}."
-            )
-        if not reasons and words[0] != words[1]:
-            reasons.append(f"The estimated gap is too near the border between {words[0]} and {words[1]}.")
-        if not reasons:
-            label = words[0]
-    when, after = _when(seen, limits)
-    return Verdict(label, gap, span, evidence, when, _groups(seen), tuple(reasons), source, seen.notes, after)
+    phases = _find_phases(curve, limits, sure=_has_twin_curve(summary))
+    if phases and label != "cannot tell" and phases[-1].word != label:
+        curve, phases = {}, ()  # a twin that was compared once, at the end, contradicts the estimated curve
+    when, after = _find_crossing(curve, limits)
+    return Verdict(
+        label,
+        gap,
+        span,
+        _evidence(summary, limits, source),
+        when,
+        _label_groups(summary),
+        tuple(reasons),
+        source,
+        summary.notes,
+        after,
+        phases,
+        {name: value for name, value in summary.measures.items() if name != RESTS_ON},
+        summary.twin,
+    )
 
 
-def _telling(known: Mapping[str, Reading]) -> Mapping[str, Reading]:
-    """All measures; but where the network is linear in what trains, how far parameters went says nothing about features."""
-    own = [known[name].value for name in ("linearisation_error", "tangent_change") if name in known]
-    if len(own) < 2 or max(own) > OWN_TANGENT:
-        return known
-    return {name: reading for name, reading in known.items() if name != "parameter_motion"}
+def _final_gap(summary: TrainingSummary, limits: Thresholds) -> float | None:
+    """The gap at the end: of the twin where there is one, else estimated."""
+    if summary.twin is not None:
+        return summary.twin.gap[max(summary.twin.gap)]
+    return limits.gap(summary.measures[RESTS_ON]) if RESTS_ON in summary.measures else None
 
 
-def _too_little(seen: Readings) -> list[str]:
-    """Why nothing can be told, whatever the measures say."""
+def _has_twin_curve(summary: TrainingSummary) -> bool:
+    """Whether the twin was compared often enough to say when it parted from the network."""
+    return summary.twin is not None and len(summary.twin.gap) > 2
+
+
+def _gap_curve(summary: TrainingSummary, limits: Thresholds) -> dict[int, float]:
+    """The gap by step: of the twin, else estimated wherever the linearisation was measured; without the start."""
+    if summary.twin is not None and _has_twin_curve(summary):
+        return dict(sorted(summary.twin.gap.items()))
+    error = sorted(summary.curves.get(RESTS_ON, {}).items())
+    return {step: limits.gap(value) for step, value in error if step > 0 and math.isfinite(value)}
+
+
+def _uncertainty(summary: TrainingSummary, limits: Thresholds) -> float:
+    """The factor within which a border silences the verdict: of the calibration, or of the probe's samples if that is larger."""
+    if summary.interval is None:
+        return limits.margin
+    low, high = (limits.gap(end) for end in summary.interval)
+    return max(limits.margin, math.sqrt(high / low))
+
+
+def _reasons_for_no_verdict(summary: TrainingSummary) -> list[str]:
+    """Why there is no verdict, whatever the values are: too few samples, nothing measured, nothing learned."""
     reasons = []
-    if seen.measurements < 2:
-        reasons.append(f"{seen.measurements} measurement: one at the start and one later are needed.")
-    if seen.samples < FEWEST_SAMPLES:
-        reasons.append(f"A probe of {seen.samples} samples is too small; give at least {FEWEST_SAMPLES}.")
-    if not any(name in seen.measures for name in NEEDED):
-        why = "; ".join(f"{name}: {reason}" for name, reason in seen.left_out.items() if name in TANGENT_VIEWS)
-        reasons.append(f"Neither tangent kernel nor linearisation could be measured{f' ({why})' if why else ''}.")
-    if seen.losses is not None:
-        first, lowest, last = seen.losses
+    if summary.measurements < 2:
+        reasons.append(f"{summary.measurements} measurement: one at the start and one later are needed.")
+    if summary.samples < FEWEST_SAMPLES:
+        reasons.append(f"A probe of {summary.samples} samples is too small; give at least {FEWEST_SAMPLES}.")
+    if RESTS_ON not in summary.measures and summary.twin is None:
+        why = "; ".join(f"{name}: {reason}" for name, reason in summary.left_out.items() if name in TANGENT_VIEWS)
+        reasons.append(
+            f"The network's linearisation could not be measured{f' ({why})' if why else ''}; scope.twin(...) trains it."
+        )
+    if summary.losses is not None:
+        first, lowest, last = summary.losses
         if not math.isfinite(last):
             reasons.append("The loss is not a number: training broke down.")
         elif lowest > first - LEAST_FALL * abs(first):
@@ -204,53 +274,67 @@ def _too_little(seen: Readings) -> list[str]:
     return reasons
 
 
-def _evidence(name: str, reading: Reading, limit: Threshold, source: str) -> Evidence:
-    low, high = reading.interval or (reading.value, reading.value)
-    words = ["lazy" if end < limit.lazy_below else "rich" if end > limit.rich_above else "mixed" for end in (low, high)]
-    says = words[0] if words[0] == words[1] else f"{words[0]} or {words[1]}"
-    return Evidence(name, reading.value, reading.interval, limit.lazy_below, limit.rich_above, says, source)
+def _evidence(summary: TrainingSummary, limits: Thresholds, source: str) -> tuple[Evidence, ...]:
+    """What the word rests on: the twin's gap, else the linearisation error."""
+    if summary.twin is not None:
+        gap = summary.twin.gap[max(summary.twin.gap)]
+        return (Evidence("twin_gap", gap, None, limits.lazy_gap, limits.rich_gap, limits.word(gap), "the twin itself"),)
+    if RESTS_ON not in summary.measures:
+        return ()
+    value = summary.measures[RESTS_ON]
+    says = " or ".join(limits.words_near(limits.gap(value), _uncertainty(summary, limits)))
+    borders = (limits.error_at(limits.lazy_gap), limits.error_at(limits.rich_gap))
+    return (Evidence(RESTS_ON, value, summary.interval, *borders, says, source),)
 
 
-def _sampling_error(known: Mapping[str, Reading], limits: Thresholds) -> float:
-    """Half the width of the pooled estimate's interval over probe samples: all measures at one end against the other."""
-    ends = [
-        limits.pooled(
-            {
-                name: reading.value if reading.interval is None else reading.interval[end]
-                for name, reading in known.items()
-            }
-        )[0]
-        for end in (0, 1)
-    ]
-    return abs(ends[1] - ends[0]) / 2
+def _find_phases(curve: Mapping[int, float], limits: Thresholds, *, sure: bool) -> tuple[Phase, ...]:
+    """Stretches with one word. A new one begins where the gap is beyond a border by more than its uncertainty."""
+    factor = 1.0 if sure else limits.margin
+    phases: list[Phase] = []
+    for step, gap in curve.items():
+        words = limits.words_near(gap, factor)
+        word = (
+            words[0]
+            if len(words) == 1
+            else (phases[-1].word if phases and phases[-1].word in words else limits.word(gap))
+        )
+        if phases and phases[-1].word == word:
+            phases[-1] = Phase(word, phases[-1].first, step)
+            continue
+        if phases:
+            last = phases[-1]
+            phases[-1] = Phase(last.word, last.first, last.last, _crossing(curve, last, step, word, limits))
+        phases.append(Phase(word, step, step))
+    return tuple(phases)
 
 
-def _when(seen: Readings, limits: Thresholds) -> tuple[dict[str, int | None], dict[str, int | None]]:
-    """First measured steps beyond the lazy thresholds, and the last ones measured before them."""
-    curves = {name: curve for name, curve in seen.curves.items() if name in limits.measures}
-    beyond: dict[str, dict[int, bool]] = {}
-    if curves:
-        border = math.log(limits.lazy_gap)
-        beyond["network"] = {}
-        for step in sorted({step for curve in curves.values() for step in curve}):
-            values = {name: curve[step] for name, curve in curves.items() if math.isfinite(curve.get(step, math.nan))}
-            if values:
-                beyond["network"][step] = limits.pooled(values)[0] > border
-    for name, curve in curves.items():
-        beyond[name] = {step: value > limits.measures[name].lazy_below for step, value in sorted(curve.items())}
-    passed = {name: next((step for step, far in steps.items() if far), None) for name, steps in beyond.items()}
-    return passed, {name: _before(passed[name], beyond[name]) for name in beyond}
+def _crossing(curve: Mapping[int, float], before: Phase, step: int, word: str, limits: Thresholds) -> int:
+    """About when the gap passed the border that ended a phase: interpolated in logarithms, two significant digits."""
+    border = limits.rich_gap if "rich" in (before.word, word) and "lazy" not in (before.word, word) else limits.lazy_gap
+    at = float(step)
+    for a, b in pairwise(one for one in curve if before.first <= one <= step):
+        low, high = curve[a], curve[b]
+        if a > 0 and (low - border) * (high - border) <= 0 and low != high:
+            share = (math.log(border) - math.log(low)) / (math.log(high) - math.log(low))
+            at = math.exp(math.log(a) + share * (math.log(b) - math.log(a)))
+    return int(float(f"{at:.2g}"))
 
 
-def _before(step: int | None, measured: Iterable[int]) -> int | None:
-    """The last of the measured steps before this one."""
-    return None if step is None else max((one for one in measured if one < step), default=None)
+def _find_crossing(
+    curve: Mapping[int, float], limits: Thresholds
+) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """The first measured step beyond the lazy border, and the measured step before it."""
+    if not curve:
+        return {}, {}
+    first = next((step for step, gap in curve.items() if gap >= limits.lazy_gap), None)
+    before = None if first is None else max((step for step in curve if step < first), default=None)
+    return {"network": first}, {"network": before}
 
 
-def _groups(seen: Readings) -> dict[str, dict[str, Any]]:
-    """The group view with a word: has a group more of the kernel's trace than at the start, or less?"""
+def _label_groups(summary: TrainingSummary) -> dict[str, dict[str, Any]]:
+    """The numbers of each group with a word: does it hold more of the kernel's trace than at the start, or less?"""
     view: dict[str, dict[str, Any]] = {}
-    for name, about in seen.groups.items():
+    for name, about in summary.groups.items():
         row: dict[str, Any] = dict(about)
         if about.get("mass_first", 0) > 0:
             gain = about["mass_last"] / about["mass_first"]
@@ -259,59 +343,44 @@ def _groups(seen: Readings) -> dict[str, dict[str, Any]]:
             row["verdict"] = "gains" if gain > GAINS else "starved" if gain < STARVES else "keeps"
         if "paths_first" in about and "paths_last" in about:
             row["paths_gain"] = about["paths_last"] - about["paths_first"]
-        if seen.losses is not None and "loss_last" in about:
-            far = about["loss_last"] > BEHIND * seen.losses[2]
+        if summary.losses is not None and "loss_last" in about:
+            far = about["loss_last"] > BEHIND * summary.losses[2]
             row["behind"] = bool(far and about["loss_last"] > about["loss_first"] / 2)
         view[name] = row
     return view
 
 
-# --- drawing -------------------------------------------------------------------------------------------------
-
-
-def _table(evidence: Sequence[Evidence]) -> list[str]:
-    """The measures in columns."""
-    if not evidence:
-        return []
-    rows = [("measure", "value [95 %]", "lazy below", "rich above", "says")]
-    for one in evidence:
-        span = "" if one.interval is None else f" [{one.interval[0]:.2g}, {one.interval[1]:.2g}]"
-        limits = (f"{one.lazy_below:.2g}", f"{one.rich_above:.2g}")
-        rows.append((one.measure, f"{one.value:.2g}{span}", *limits, one.says))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-
+# --- as a card -------------------------------------------------------------------------------------------------------------
 
 COLOURS = {"lazy": "#2b8ccf", "mixed": "#b8860b", "rich": "#0f9d70", "cannot tell": "#7f7f7f"}
 
 
-def _as_html(verdict: Verdict) -> str:
-    """A small card that needs nothing else; its text takes the page's own colours, light or dark."""
+def _html_card(verdict: Verdict) -> str:
+    """A small card without style sheets or scripts; its text takes the page's own colours, light or dark."""
     cell = "padding:2px 10px 2px 0;text-align:left;border:0"
     rows = "".join(
         f'<tr title="{html.escape(MEASURES.get(one.measure, ""))}">'
         f'<td style="{cell}">{html.escape(one.measure.replace("_", " "))}</td>'
-        f'<td style="{cell}">{one.value:.2g}</td><td style="{cell}">{_scale_svg(one)}</td>'
+        f'<td style="{cell}">{one.value:.2g}</td><td style="{cell}">{_position_svg(one)}</td>'
         f'<td style="{cell};color:{COLOURS.get(one.says, "inherit")}">{html.escape(one.says)}</td></tr>'
         for one in verdict.evidence
     )
-    gap = f"<div>{html.escape(verdict.gap_text())}</div>" if verdict.gap_text() else ""
-    notes = [*verdict.reasons, *verdict.remarks()]
-    said = "".join(f"<div>{html.escape(note)}</div>" for note in notes)
+    sentences = (*verdict.reasons, verdict.gap_text(), verdict.when_text(), verdict.groups_text())
+    told = "".join(f"<div>{html.escape(text)}</div>" for text in sentences if text)
+    small = [*(f"Note: {note}." for note in verdict.notes), *verdict.basis()]
+    said = "".join(f"<div>{html.escape(text)}</div>" for text in small)
     return (
         '<div style="font:13px/1.5 system-ui,sans-serif;color:inherit;border:1px solid rgba(127,127,127,.4);'
         'border-radius:8px;padding:10px 14px;max-width:46em">'
         f'<div style="font-size:16px;font-weight:600;color:{COLOURS[verdict.label]}">{verdict.label}</div>'
-        f"<div>{MEANINGS[verdict.label]}</div>{gap}"
+        f"<div>{MEANINGS[verdict.label]}</div>{told}"
         f'<table style="border-collapse:collapse;margin:6px 0;color:inherit;font:inherit">{rows}</table>'
         f'<div style="opacity:.75">{said}</div></div>'
     )
 
 
-def _scale_svg(one: Evidence) -> str:
-    """The value on a logarithmic line between the two thresholds."""
+def _position_svg(one: Evidence) -> str:
+    """A drawing of the value on a logarithmic line with the two thresholds."""
     low, high = math.log(one.lazy_below), math.log(one.rich_above)
 
     def place(value: float) -> float:

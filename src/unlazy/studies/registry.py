@@ -1,215 +1,108 @@
-"""Which studies there are, without importing any of them (or torch)."""
+"""The list of studies, found by their files without importing any of them (or torch), and how one is loaded."""
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import importlib.util
+import sys
+import traceback
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from unlazy.claims.nearest import nearest
-from unlazy.runtime import InputError
+from unlazy.runtime import InputError, UnlazyError, short_hash
 
-SCALES = ("smoke", "desk", "paper")
+if TYPE_CHECKING:
+    from unlazy.studies.study import Study
+
+FOLDER = Path(__file__).parent
+PAPERS = {  # by folder
+    "halfspace": "half-space",
+    "emergence": "emergence",
+    "tangent": "tangent",
+    "scope": "scope",
+    "estimators": "estimators",
+}
 
 
 @dataclass(frozen=True)
 class StudyEntry:
-    """A study by name: its paper, one line of help, and the module that has ``reproduce``."""
+    """A study of the package: its name, its paper, the first line of its docstring, and its module."""
 
     name: str
     paper: str
     help: str
     module: str
 
-    def load(self) -> ModuleType:
-        return importlib.import_module(self.module)
+
+@cache
+def studies() -> tuple[StudyEntry, ...]:
+    """Every study of the package (a file that declares ``STUDY``), paper by paper."""
+    found = []
+    for folder, paper in PAPERS.items():
+        for path in sorted((FOLDER / folder).glob("*.py")):
+            source = path.read_text()
+            if "\nSTUDY = Study(" in source:
+                first_line = (ast.get_docstring(ast.parse(source)) or "").split("\n", 1)[0]
+                module = f"unlazy.studies.{folder}.{path.stem}"
+                found.append(StudyEntry(path.stem.replace("_", "-"), paper, first_line, module))
+    return tuple(found)
 
 
-STUDIES = (
-    StudyEntry(
-        "circle",
-        "half-space",
-        "Half-spaces turn toward the easy half of a circle (Figures 2-6, 9, 10; claims C7-C15).",
-        "unlazy.studies.halfspace.circle.study",
-    ),
-    StudyEntry(
-        "theorems",
-        "half-space",
-        "Path sums, overlap, path regions and frozen gates, exactly (Figure 1; claims C1-C6, C26).",
-        "unlazy.studies.halfspace.theorems.study",
-    ),
-    StudyEntry(
-        "fashion",
-        "half-space",
-        "Do paths gather on easily labelled classes of Fashion-MNIST, or on certain images? (Figures 7, 11-16; C16-C19).",
-        "unlazy.studies.halfspace.fashion.study",
-    ),
-    StudyEntry(
-        "features-finished",
-        "half-space",
-        "When are the gates finished? Copied at seven moments, frozen, fresh experts trained on them (C27).",
-        "unlazy.studies.halfspace.finished.study",
-    ),
-    StudyEntry(
-        "kernel-attribution",
-        "half-space",
-        "What moves the tangent kernel: the gates, the weights, or both? (C28).",
-        "unlazy.studies.halfspace.attribution.study",
-    ),
-    StudyEntry(
-        "spectral-bias",
-        "half-space",
-        "Does a fixed kernel learn the easy half first as well? (C29).",
-        "unlazy.studies.halfspace.spectral.study",
-    ),
-    StudyEntry(
-        "failures",
-        "half-space",
-        "Where DLGNs are said to fail: fast targets, exclusive-or, small data, with ReLU nets beside them (F1-F3).",
-        "unlazy.studies.halfspace.failures.study",
-    ),
-    StudyEntry(
-        "quadratic",
-        "half-space",
-        "Quadratic against linear gates at the same number of parameters (F4).",
-        "unlazy.studies.halfspace.quadratic.study",
-    ),
-    StudyEntry(
-        "swap",
-        "half-space",
-        "The halves of the circle change places in mid-training: who follows? (F6).",
-        "unlazy.studies.halfspace.swap.study",
-    ),
-    StudyEntry(
-        "table1",
-        "half-space",
-        "Convolutional networks on CIFAR-10: ReLU, gated, linear, tangent features, costs (Table 1; C20-C23, C25, F5).",
-        "unlazy.studies.halfspace.tables.table1",
-    ),
-    StudyEntry(
-        "table2",
-        "half-space",
-        "ResNet-34 and ResNet-110 on CIFAR with soft and hard gates (Table 2; C24).",
-        "unlazy.studies.halfspace.tables.table2",
-    ),
-    StudyEntry(
-        "lemmas",
-        "emergence",
-        "Explicit network, first gradient, and what each step says of each pattern (Lemmas 4-6; B1-B4).",
-        "unlazy.studies.emergence.lemmas",
-    ),
-    StudyEntry(
-        "weights",
-        "emergence",
-        "Weights gather on the sum of relevant patterns in two steps (Figure 2; B5, B6).",
-        "unlazy.studies.emergence.weights",
-    ),
-    StudyEntry(
-        "fixed-features",
-        "emergence",
-        "A network that learns features beside the best fixed ones (Figure 1, Theorem 2; B7-B10).",
-        "unlazy.studies.emergence.fixed_features.study",
-    ),
-    StudyEntry(
-        "clusters",
-        "emergence",
-        "Do weights on MNIST 0/1, and on CIFAR-10, gather into two directions? (Figure 3; B11).",
-        "unlazy.studies.emergence.clusters",
-    ),
-    StudyEntry(
-        "teacher-student",
-        "emergence",
-        "A student of images mixed with noise: which part does it learn? (Figure 4; B12).",
-        "unlazy.studies.emergence.teacher_student",
-    ),
-    StudyEntry(
-        "zoo",
-        "emergence",
-        "Planted features of six kinds: who finds them, from how many samples? Networks, DLGN, kernels, feature machines.",
-        "unlazy.studies.emergence.zoo.study",
-    ),
-    StudyEntry(
-        "penalties",
-        "tangent",
-        "What adaptation makes of a penalty (Figure 2; L4, L11).",
-        "unlazy.studies.tangent.penalties",
-    ),
-    StudyEntry(
-        "adaptive",
-        "tangent",
-        "Both theorems against direct minimisation, and on digits (L1-L3, L5, L7).",
-        "unlazy.studies.tangent.adaptive",
-    ),
-    StudyEntry(
-        "label-alignment",
-        "tangent",
-        "Kernels turn toward what is learned (Figures 1, 3; L6, L8, L9).",
-        "unlazy.studies.tangent.label_alignment.study",
-    ),
-    StudyEntry(
-        "sample-size",
-        "tangent",
-        "Fixed and adaptive tangent features and the network, on small training sets (Figure 4 of arXiv v2; L10).",
-        "unlazy.studies.tangent.sample_size.study",
-    ),
-    StudyEntry(
-        "difficulty",
-        "tangent",
-        "Do wrongly labelled points bend the kernel most? Scored beside loss and gradient norm.",
-        "unlazy.studies.tangent.difficulty",
-    ),
-    StudyEntry(
-        "calibration",
-        "scope",
-        "Where the verdict's thresholds come from: networks beside their linearised twins.",
-        "unlazy.studies.scope.calibration.study",
-    ),
-)
-
-
-class Reproduce(Protocol):
-    """What a study module offers: train, measure, judge, draw. Returns the results it wrote."""
-
-    def __call__(
-        self,
-        scale: str,
-        *,
-        runs: Path,
-        results: Path,
-        seeds: int | None,
-        workers: int,
-        progress: Callable[[str, int, int], None],
-    ) -> dict[str, Any]: ...
-
-
-def find_studies(name: str) -> list[StudyEntry]:
-    """The study of this name, or all studies of the paper of this name."""
-    found = [entry for entry in STUDIES if name in (entry.name, entry.paper)]
+def find_studies(name: str) -> list[str]:
+    """What to give :func:`load_study`, one entry a study: for a study's name, a paper's name (all its studies), or a file."""
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise InputError(f"there is no file {name}; a study of your own is a Python file with STUDY = Study(...).")
+        return [str(Path(name).resolve())]
+    found = [entry.name for entry in studies() if name in (entry.name, entry.paper)]
     if not found:
-        known = sorted({entry.name for entry in STUDIES} | {entry.paper for entry in STUDIES})
+        known = sorted({entry.name for entry in studies()} | {entry.paper for entry in studies()})
         meant = nearest(name, known)
         hint = f"did you mean {meant}? `unlazy studies` lists all" if meant else f"there is: {', '.join(known)}"
-        raise InputError(f"there is no study or paper {name!r}; {hint}.")
+        raise InputError(f"there is no study or paper {name!r}; {hint}. A file of your own ends in .py.")
     return found
 
 
-def check_scale(scale: str) -> str:
-    if scale not in SCALES:
-        raise InputError(f"scale must be one of {', '.join(SCALES)}; got {scale!r}.")
-    return scale
+def load_study(reference: str) -> Study:
+    """The study of this name, or the one that a Python file declares."""
+    if reference.endswith(".py"):
+        module = _import_file(Path(reference))
+    else:
+        (entry,) = [entry for entry in studies() if entry.name == reference]
+        module = importlib.import_module(entry.module)
+    study: Study | None = getattr(module, "STUDY", None)
+    if study is None:
+        raise InputError(f"{reference} declares no study; it needs a line STUDY = Study(...).")
+    if reference.endswith(".py") and study.name in {entry.name for entry in studies()}:
+        raise InputError(f"{reference}: there is a study {study.name!r} in the package already; choose another name.")
+    return study
 
 
-SettingsOf = TypeVar("SettingsOf")
-
-
-def settings_of(scales: Mapping[str, SettingsOf], scale: str, seeds: int | None, *fields: str) -> SettingsOf:
-    """The settings of a scale, with another number of seeds (in ``fields``, or ``seeds``) if one is given."""
-    settings = scales[check_scale(scale)]
-    if seeds is None:
-        return settings
-    if seeds < 1:
-        raise InputError(f"seeds must be at least 1, got {seeds}.")
-    return replace(settings, **dict.fromkeys(fields or ("seeds",), seeds))  # type: ignore[type-var]
+def _import_file(path: Path) -> object:
+    """The module in a file; a file is imported once. An error in it is raised as ``InputError`` with the file's line."""
+    name = f"unlazy_study_{path.stem}_{short_hash(str(path))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except UnlazyError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        lines = [entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == str(path)]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        raise InputError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module

@@ -1,4 +1,4 @@
-"""The built page: its files, and how they become one file with everything inside."""
+"""The files of the built page, and the page as one file with everything inside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from unlazy.runtime import StoreError
 
-MEDIA = {
+MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -23,38 +23,38 @@ MEDIA = {
 SCRIPT = '<script defer src="./studio.js"></script>'
 STYLE = '<link rel="stylesheet" href="./studio.css">'
 POLICY = "<!--unlazy:policy-->"
-# the one style element that Observable Plot puts into every chart, by its hash; a page test fails when it changes
+# hash of the style element that Observable Plot puts into every chart; a page test fails when it changes
 CHART_STYLE = "'sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww='"
 
 
 @cache
-def bundle() -> dict[str, bytes]:
-    """The page's files by name; empty where the front end was not built."""
+def page_files() -> dict[str, bytes]:
+    """The files of the page by name; empty where the page was not built."""
     folder = files("unlazy.studio") / "static" / "studio"
     if not folder.is_dir():
         return {}
-    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if Path(entry.name).suffix in MEDIA}
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if Path(entry.name).suffix in MEDIA_TYPES}
 
 
 def inline_hash(text: str) -> str:
-    """An inline script or style as a content security policy names it."""
+    """The hash of an inline script or style, as a content security policy writes it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def script_hashes(page: str) -> list[str]:
-    """Of every inline script of a page."""
+    """The hashes of all inline scripts of a page."""
     return [inline_hash(text) for text in re.findall(r"<script(?![^>]*\bsrc=)[^>]*>(.*?)</script>", page, re.DOTALL)]
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element: `<`, `>`, `&` and all but ASCII are escaped."""
+    """JSON that is safe inside a script element: `<`, `>`, `&` and non-ASCII characters are escaped."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def one_file(title: str, content: dict[str, Any]) -> str:
-    """The page with style, script and ``content`` inside; it asks for nothing but itself."""
-    parts = bundle()
+def single_file_page(title: str, content: dict[str, Any]) -> str:
+    """The page as one HTML file with style, script and ``content`` inside; it makes no requests."""
+    parts = page_files()
     if not {"index.html", "studio.js", "studio.css"} <= parts.keys():
         raise StoreError("the page of the studio was not built; `make frontend` builds it.")
     page, script, style = (parts[name].decode() for name in ("index.html", "studio.js", "studio.css"))
@@ -71,4 +71,4 @@ def one_file(title: str, content: dict[str, Any]) -> str:
     }
     marks = "|".join(re.escape(mark) for mark in inserts)
     page = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", page, count=1, flags=re.DOTALL)
-    return re.sub(marks, lambda found: inserts[found[0]], page)  # one pass: what is put in is never read again
+    return re.sub(marks, lambda found: inserts[found[0]], page)  # one pass: inserted text is not searched again

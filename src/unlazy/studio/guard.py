@@ -1,7 +1,7 @@
-"""Who may ask the studio: pages of its own origin on this machine, or whoever holds the token.
+"""Access control of the studio: only its own page on this machine, or requests with the token, are answered.
 
-A server on the loopback address can be reached by every page the browser has open. So foreign host names (a name that was
-made to point here), requests from other sites, and methods that change something are refused before anything is read.
+Every page that is open in a browser can reach a server on the loopback address. Therefore foreign host names (DNS rebinding),
+requests from other sites, and methods that change something are refused before anything is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_binding(host: str, token: str | None) -> None:
-    """Listening elsewhere than on this machine needs a token of some length."""
+    """Raise ``InputError`` if other machines could connect without a token, or if the token is too short."""
     require(
         is_loopback(host) or token is not None,
         f"--host {host} lets other machines read these runs; give --token as well, or leave --host out.",
@@ -42,7 +42,7 @@ def check_binding(host: str, token: str | None) -> None:
 
 
 class Guard:
-    """Wraps an application: refuses what must not pass, and gives every answer its security headers."""
+    """Wraps an application: refuses requests that are not allowed, and adds security headers to every answer."""
 
     def __init__(self, app: App, *, host: str, token: str | None, policy: str) -> None:
         check_binding(host, token)
@@ -64,7 +64,7 @@ class Guard:
                 await self.app(scope, receive, send)
             return  # no websockets here
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 ours = [(name.encode(), value.encode()) for name, value in self.headers.items()]
                 message = {**message, "headers": [*message.get("headers", []), *ours]}
@@ -73,11 +73,11 @@ class Guard:
         headers = _headers(scope)
         refused = self._refusal(scope, headers)
         if refused is not None:
-            await _reply(guarded, *refused)
-        elif self.token is not None and not self._knows_token(headers):
-            await self._ask_for_token(scope, guarded)
+            await _reply(send_with_headers, *refused)
+        elif self.token is not None and not self._has_token(headers):
+            await self._ask_for_token(scope, send_with_headers)
         else:
-            await self.app(scope, receive, guarded)
+            await self.app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Message, headers: dict[str, list[str]]) -> tuple[int, str] | None:
         """Status and reason, or ``None`` if the request may pass."""
@@ -93,14 +93,14 @@ class Guard:
         if len(origins) > 1 or (origins and origins[0] not in own):
             return 403, "requests from other sites are refused."
         site, mode = headers.get("sec-fetch-site", ["none"]), headers.get("sec-fetch-mode", [""])
-        followed = path == "/" and mode == ["navigate"]  # a link to the page itself, which holds no data
+        followed = path == "/" and mode == ["navigate"]  # a link to the page itself, which contains no data
         if site not in (["same-origin"], ["none"]) and not followed:
             return 403, "requests from other sites are refused."
         if method == "POST" and (not origins or headers.get("x-unlazy") != ["1"]):
             return 403, "a change must come from the page itself (Origin and X-Unlazy: 1)."
         return None
 
-    def _knows_token(self, headers: dict[str, list[str]]) -> bool:
+    def _has_token(self, headers: dict[str, list[str]]) -> bool:
         offered = [value.removeprefix("Bearer ") for value in headers.get("authorization", [])]
         for value in headers.get("cookie", []):
             try:
@@ -124,7 +124,7 @@ class Guard:
 
 
 def host_name(value: str) -> str:
-    """The name in a Host header, without its port; empty if there is more than a name in it."""
+    """The name in a Host header, without its port; empty if the header is malformed."""
     value = value.strip().lower()
     if value.startswith("["):
         name, closed, rest = value[1:].partition("]")

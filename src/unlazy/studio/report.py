@@ -1,7 +1,7 @@
-"""The one-file report: the studio's page with the answers of a few runs inside.
+"""The one-file report: the studio's page with the answers for a few runs inside.
 
-Every answer is the one the server would give, for one member of each run (renamed member 0) and so many steps that the file
-stays small enough to send; the page says what was left out.
+The file holds the same answers that the server would give, for one member of each run (as member 0). It holds at most so many
+steps that the file stays small; the page says what was left out.
 """
 
 from __future__ import annotations
@@ -21,25 +21,24 @@ import numpy as np
 
 from unlazy.runtime import StoreError, provenance, require
 from unlazy.store import write_file
-from unlazy.studio.answers import Answer, NotHere, address, plain
-from unlazy.studio.bundle import one_file
-from unlazy.studio.embedding import evenly
-from unlazy.studio.levels import LARGEST_SIDE
-from unlazy.studio.openrun import OpenRun
-from unlazy.studio.payload import Payload
-from unlazy.studio.runfacts import run_facts
-from unlazy.studio.shelf import Shelf
+from unlazy.studies.request import Request
+from unlazy.studio.answers import Answer, NotFound, address, to_strict_json
+from unlazy.studio.api import StudioApi
+from unlazy.studio.bundle import single_file_page
+from unlazy.studio.heatmap_encoding import LARGEST_SIDE
+from unlazy.studio.run_facts import run_facts
+from unlazy.studio.run_index import RunIndex
+from unlazy.studio.run_reader import MOST_STEPS, RunReader, even_indices
 
-MOST_STEPS = 60
-MAP_BYTES = 24_000_000  # of all heat maps together
-EXACT_BYTES = 6_000_000  # of all their exact numbers; above that the page has the levels alone
-ARRAY_BYTES = 4_000_000  # of one quantity over all steps
+MAP_BYTES = 24_000_000  # of all heat maps of a report
+EXACT_BYTES = 6_000_000  # of their exact numbers; beyond this the report has the colours only
+ARRAY_BYTES = 4_000_000  # of one quantity over all its steps
 LEAST_SIDE = 64
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A run in the report: which one, under what name, which member, and what to look for."""
+    """A run in the report: its key, title, member, and a note that says what to watch for."""
 
     key: str
     title: str | None = None
@@ -49,7 +48,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure made elsewhere; ``id`` is what a claim's ``figure`` names."""
+    """A figure of a study as PNG; ``id``: the name by which a claim refers to it."""
 
     id: str
     title: str
@@ -62,7 +61,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Report:
-    """What stands around the runs."""
+    """The content of a report: runs (``scenes``), story, figures, judged claims and provenance."""
 
     title: str
     lead: str
@@ -74,62 +73,94 @@ class Report:
 
 
 class Omissions:
-    """What a page does not hold, in sentences."""
+    """Collects sentences about what a report leaves out."""
 
     def __init__(self, most_steps: int) -> None:
         self.most_steps = most_steps
-        self.longest = 0  # stored steps of the run that has most
+        self.longest = 0  # stored steps of the longest run
         self.others: list[str] = []
 
     def notice(self) -> str | None:
-        """All of it, each sentence once; ``None`` if everything is there."""
+        """All sentences, each once; ``None`` if nothing was left out."""
         thinned = self.longest > self.most_steps
         first = [f"{self.most_steps} of {self.longest} stored steps are in this page."] if thinned else []
         return " ".join(dict.fromkeys(first + self.others)) or None
 
 
-def write_report(payload: Payload, report: Report, path: str | os.PathLike[str], most_steps: int = MOST_STEPS) -> str:
-    """Write the page, whole or not at all; returns the notice of what was left out (empty: nothing)."""
-    content = report_content(payload, report, most_steps)
-    write_file(Path(path), one_file(report.title, content).encode())
+def write_report(api: StudioApi, report: Report, path: str | os.PathLike[str], most_steps: int = MOST_STEPS) -> str:
+    """Write a report as one file; returns the sentences about what was left out (empty: nothing)."""
+    content = report_content(api, report, most_steps)
+    write_file(Path(path), single_file_page(report.title, content).encode())
     return content["notice"] or ""
 
 
 def write_run_report(folders: Sequence[Path], path: Path, *, most_steps: int = MOST_STEPS) -> tuple[Path, str]:
-    """Some runs as one page, with what they are as its story; returns the file and the notice."""
+    """Write some runs as one page; returns the file and the sentences about what was left out."""
     require(len(folders) > 0, "a report needs at least one run.")
     resolved = [Path(folder).resolve() for folder in folders]
-    shelf = Shelf(os.path.commonpath([folder.parent for folder in resolved]), only=resolved)
-    keys = list(dict.fromkeys(folder.relative_to(shelf.root).as_posix() for folder in resolved))
-    opened = shelf.open(keys[0])
+    run_index = RunIndex(os.path.commonpath([folder.parent for folder in resolved]), only=resolved)
+    keys = list(dict.fromkeys(folder.relative_to(run_index.root).as_posix() for folder in resolved))
+    reader = run_index.open(keys[0])
     report = Report(
-        title=opened.title if len(keys) == 1 else f"{opened.title} and {len(keys) - 1} more",
+        title=reader.title if len(keys) == 1 else f"{reader.title} and {len(keys) - 1} more",
         lead="Scrub through training and see paths, tangents and neurons move together.",
         scenes=tuple(map(Scene, keys)),
-        provenance=opened.header["provenance"] | {"written by": provenance("float32")["unlazy"]},
+        provenance=reader.header["provenance"] | {"written by": provenance("float32")["unlazy"]},
     )
-    return path, write_report(Payload(shelf), report, path, most_steps)
+    return path, write_report(StudioApi(run_index), report, path, most_steps)
 
 
-def report_content(payload: Payload, report: Report, most_steps: int = MOST_STEPS) -> dict[str, Any]:
-    """The JSON that the page finds inside itself."""
+def write_study_report(
+    path: Path,
+    request: Request,
+    *,
+    title: str,
+    lead: str,
+    scenes: Sequence[tuple[Path, str, str, int]],
+    story: tuple[tuple[str, str], ...],
+) -> None:
+    """Write a measured study as one page: some of its runs, a story, its figures and its judged claims.
+
+    ``scenes``: run folder, title, note and member of every run to show. ``story``: title and text of every paragraph.
+    """
+    results = json.loads((request.folder / "results.json").read_text())
+    report = Report(
+        title=title,
+        lead=lead,
+        scenes=tuple(
+            Scene(folder.relative_to(request.runs).as_posix(), name, note, member)
+            for folder, name, note, member in scenes
+        ),
+        figures=tuple(
+            Picture(figure.name, figure.title, figure.caption, (request.folder / f"{figure.name}.png").read_bytes())
+            for figure in request.study.figures
+        ),
+        claims=tuple(results["claims"]),
+        story=story,
+        provenance={**results["provenance"], "scale": results["scale"], "seeds": len(results["seeds"])},
+    )
+    write_report(StudioApi(RunIndex(request.runs), request.results), report, path)
+
+
+def report_content(api: StudioApi, report: Report, most_steps: int = MOST_STEPS) -> dict[str, Any]:
+    """The JSON that is put into the page: the report and all answers by address."""
     require(most_steps >= 2, f"a report needs at least two steps, got {most_steps}.")
-    opened = [payload.shelf.open(scene.key) for scene in report.scenes]
-    members = [_member_of(scene, run) for scene, run in zip(report.scenes, opened, strict=True)]
-    facts = [run_facts(run) for run in opened]
-    maps = _maps(facts, most_steps)
+    reader = [api.run_index.open(scene.key) for scene in report.scenes]
+    members = [_shown_member(scene, run) for scene, run in zip(report.scenes, reader, strict=True)]
+    facts = [run_facts(run) for run in reader]
+    maps = _choose_detail(facts, most_steps)
     responses: dict[str, Any] = {}
     left_out = Omissions(most_steps)
-    for run, member, fact in zip(opened, members, facts, strict=True):
-        responses |= _run_responses(payload, run, member, fact, maps, left_out)
-    for first, second in permutations(zip(opened, facts, strict=True), 2):
-        responses |= _pair_responses(payload, *first, *second)
-    cards = [payload.shelf.card(run.key) | {"members": 1} for run in opened]
-    responses["/api/runs"] = plain({"root": "", "runs": cards, "broken": []})
-    responses["/api/claims"] = plain(list(report.claims))
+    for run, member, fact in zip(reader, members, facts, strict=True):
+        responses |= _run_responses(api, run, member, fact, maps, left_out)
+    for first, second in permutations(zip(reader, facts, strict=True), 2):
+        responses |= _pair_responses(api, *first, *second)
+    cards = [api.run_index.card(run.key) | {"members": 1} for run in reader]
+    responses["/api/runs"] = to_strict_json({"root": "", "runs": cards, "broken": []})
+    responses["/api/claims"] = to_strict_json(list(report.claims))
     scenes = [
         {"key": scene.key, "title": scene.title or run.title, "note": scene.note, "member": 0}
-        for scene, run in zip(report.scenes, opened, strict=True)
+        for scene, run in zip(report.scenes, reader, strict=True)
     ]
     return {
         "entry": f"#/run/{quote(report.scenes[0].key, safe='')}",
@@ -137,11 +168,11 @@ def report_content(payload: Payload, report: Report, most_steps: int = MOST_STEP
         "lead": report.lead,
         "story": [list(part) for part in report.story],
         "figures": [
-            {"id": one.id, "title": one.title, "caption": one.caption, "png": _base64(one.png)}
-            for one in report.figures
+            {"id": figure.id, "title": figure.title, "caption": figure.caption, "png": _base64(figure.png)}
+            for figure in report.figures
         ],
-        "claims": plain(list(report.claims)),
-        "provenance": plain(dict(report.provenance)),
+        "claims": to_strict_json(list(report.claims)),
+        "provenance": to_strict_json(dict(report.provenance)),
         "scenes": scenes,
         "notice": left_out.notice(),
         "responses": responses,
@@ -149,93 +180,93 @@ def report_content(payload: Payload, report: Report, most_steps: int = MOST_STEP
 
 
 @dataclass(frozen=True)
-class Maps:
-    """How heat maps go into a page: points a side, and whether their exact numbers come along."""
+class MapDetail:
+    """How heat maps are stored in a report: points per side, and whether their exact numbers are included."""
 
     side: int
     exact: bool
 
 
-def _maps(facts: Sequence[Mapping[str, Any]], most_steps: int) -> Maps:
-    """As fine as fits, given all maps of all runs."""
+def _choose_detail(facts: Sequence[Mapping[str, Any]], most_steps: int) -> MapDetail:
+    """The finest detail that fits into ``MAP_BYTES`` and ``EXACT_BYTES``, for all heat maps of all runs."""
     pictures, numbers = 0, 0
     for fact in facts:
         steps = min(most_steps, len(fact["steps"]))
         pictures += steps * len(fact["maps"])
         numbers += steps * sum(int(np.prod(fact["arrays"][name]["shape"][1:])) for name in fact["maps"])
     side = int(np.clip((MAP_BYTES / max(1, pictures)) ** 0.5, LEAST_SIDE, LARGEST_SIDE))
-    return Maps(side, exact=4 * numbers <= EXACT_BYTES)
+    return MapDetail(side, exact=4 * numbers <= EXACT_BYTES)
 
 
-def _member_of(scene: Scene, run: OpenRun) -> int:
-    member = scene.member if scene.member is not None else run.own_member or 0
+def _shown_member(scene: Scene, run: RunReader) -> int:
+    member = scene.member if scene.member is not None else run.scene_member or 0
     require(0 <= member < run.members, f"{run.key} has {run.members} members; {member} is not one of them.")
     return member
 
 
 def _run_responses(
-    payload: Payload,
-    run: OpenRun,
+    api: StudioApi,
+    run: RunReader,
     member: int,
     facts: dict[str, Any],
-    maps: Maps,
+    maps: MapDetail,
     left_out: Omissions,
 ) -> dict[str, Any]:
-    """All answers about one member of one run, under the addresses the page will ask for."""
+    """All answers about one member of one run, by the addresses that the page asks for."""
     responses: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
     for name, fact in facts["arrays"].items():
         every = run.steps(name, member) or fact["steps"]
-        steps = [every[place] for place in evenly(len(every), left_out.most_steps)]
+        steps = [every[place] for place in even_indices(len(every), left_out.most_steps)]
         left_out.longest = max(left_out.longest, len(every))
         size = int(np.prod(fact["shape"][1:], dtype=np.int64)) * 4 * len(steps)
         if name not in facts["maps"] and size > ARRAY_BYTES:
             left_out.others.append(f"{run.title}: {name} is too large for a page of one file.")
             continue
-        kept = []
+        stored = []
         for step in steps:
             try:
                 if name in facts["maps"]:
-                    answer = payload.levels_of(run, name, step, member, True, maps.side)
-                    responses[address("levels", run.key, name, step, member=0, scale="all")] = _packed(answer)
+                    answer = api.encode_heat_map(run, name, step, member, True, maps.side)
+                    responses[address("levels", run.key, name, step, member=0, scale="all")] = _inline_answer(answer)
                     if answer.headers["X-Stride"] != "1":
                         left_out.others.append(f"Heat maps are averaged to at most {maps.side} points a side.")
                 if name not in facts["maps"] or maps.exact:
-                    answer = payload.answer(["array", *run.key.split("/"), name, str(step)], {"member": str(member)})
-                    responses[address("array", run.key, name, step, member=0)] = _packed(answer)
-                kept.append(step)
-            except (StoreError, NotHere) as error:
+                    answer = api.answer(["array", *run.key.split("/"), name, str(step)], {"member": str(member)})
+                    responses[address("array", run.key, name, step, member=0)] = _inline_answer(answer)
+                stored.append(step)
+            except (StoreError, NotFound) as error:
                 left_out.others.append(f"{run.title}: {error}")
-        arrays[name] = {"steps": kept, "shape": [1, *fact["shape"][1:]], "dtype": fact["dtype"]}
+        arrays[name] = {"steps": stored, "shape": [1, *fact["shape"][1:]], "dtype": fact["dtype"]}
     for kind, names in (("spectrum", facts["maps"]), ("embedding", facts["embeddings"])):
         for name in names:
             try:
-                answer = payload.answer([kind, *run.key.split("/"), name], {"member": str(member)})
+                answer = api.answer([kind, *run.key.split("/"), name], {"member": str(member)})
                 responses[address(kind, run.key, name, member=0)] = json.loads(answer.body)
-            except NotHere as error:
+            except NotFound as error:
                 left_out.others.append(f"{run.title}: {error}")
     if run.members > 1:
         left_out.others.append("One member of each run is in this page.")
-    responses[address("run", run.key)] = plain(_single(facts, member, arrays))
+    responses[address("run", run.key)] = to_strict_json(_facts_of_member(facts, member, arrays))
     return responses
 
 
 def _pair_responses(
-    payload: Payload, run: OpenRun, facts: Mapping[str, Any], other: OpenRun, other_facts: Mapping[str, Any]
+    api: StudioApi, run: RunReader, facts: Mapping[str, Any], other: RunReader, other_facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the comparison of two runs asks: which samples are the same, and which kernels are over the same ones."""
-    asked: list[tuple[str, ...]] = [("matched", run.key)]
-    asked += [("alike", run.key, name) for name in facts["maps"] if name in other_facts["maps"]]
+    """The answers that a comparison of two runs needs: matching samples, and kernels over the same samples."""
+    asked: list[tuple[str, ...]] = [("sample-match", run.key)]
+    asked += [("kernel-samples", run.key, name) for name in facts["maps"] if name in other_facts["maps"]]
     found = {}
     for parts in asked:
-        with suppress(StoreError, NotHere):  # a damaged array, which its own run tells of
-            answer = payload.answer("/".join(parts).split("/"), {"other": other.key})
+        with suppress(StoreError, NotFound):  # a damaged array; its own run reports it
+            answer = api.answer("/".join(parts).split("/"), {"other": other.key})
             found[address(*parts, other=other.key)] = json.loads(answer.body)
     return found
 
 
-def _single(facts: dict[str, Any], member: int, arrays: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a run as if it had one member."""
+def _facts_of_member(facts: dict[str, Any], member: int, arrays: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a run, reduced to one member."""
     steps = sorted({step for fact in arrays.values() for step in fact["steps"]}) or facts["steps"]
     members = facts["header"]["members"]
     recipe = facts["header"]["recipe"]
@@ -243,18 +274,19 @@ def _single(facts: dict[str, Any], member: int, arrays: dict[str, Any]) -> dict[
     if isinstance(recipe, Mapping):
         header["recipe"] = {key: value for key, value in recipe.items() if key not in ("members", "measures")}
     scalars = {
-        name: {"steps": curve["steps"], "values": [_one(values, member) for values in curve["values"]]}
+        name: {"steps": curve["steps"], "values": [_member_value(values, member) for values in curve["values"]]}
         for name, curve in facts["scalars"].items()
     }
     own = {"header": header, "scalars": scalars, "arrays": arrays, "steps": steps, "default_member": 0, "live": False}
     return facts | own
 
 
-def _one(values: list[Any], member: int) -> list[Any]:
+def _member_value(values: list[Any], member: int) -> list[Any]:
     return [values[member if member < len(values) else 0]] if values else [None]
 
 
-def _packed(answer: Answer) -> dict[str, Any]:
+def _inline_answer(answer: Answer) -> dict[str, Any]:
+    """An answer as JSON: base64 of its body, and its headers."""
     return {"base64": _base64(answer.body), "headers": {"Content-Type": answer.media, **answer.headers}}
 
 

@@ -54,7 +54,7 @@ def line_cells(normals: NDArray[np.float64], offsets: NDArray[np.float64], box: 
     """On which side of every line (normal . p + offset >= 0) each cell lies, ``[cells, lines]``; cells with an interior."""
     require(all(low < high for low, high in box), f"a box is two intervals (low, high) with low < high, got {box}.")
     drawn = np.hypot(*normals.T) > 0  # a normal of zero draws no line: open or closed everywhere
-    lines = _distinct(normals[drawn], offsets[drawn])
+    lines = _drop_repeated_lines(normals[drawn], offsets[drawn])
     of_line = np.full(len(offsets), -1)
     of_line[drawn] = lines.of_row
     found = []
@@ -77,7 +77,7 @@ class _Lines:
     of_row: NDArray[np.int64]  # which line each given row is
 
 
-def _distinct(normals: NDArray[np.float64], offsets: NDArray[np.float64]) -> _Lines:
+def _drop_repeated_lines(normals: NDArray[np.float64], offsets: NDArray[np.float64]) -> _Lines:
     """The same line given twice, whatever its side and scale, counts once."""
     length = np.hypot(*normals.T)
     normals, offsets = normals / length[:, None], offsets / length
@@ -99,7 +99,7 @@ def _edge_points(lines: _Lines, index: int, box: Box) -> NDArray[np.float64]:
     """A point on every edge of one line inside the box, ``[edges, 2]``; none where the line misses it."""
     normal, along = lines.normals[index], np.array([-lines.normals[index, 1], lines.normals[index, 0]])
     foot = -lines.offsets[index] * normal
-    low, high = _inside(foot, along, box)
+    low, high = _range_inside_box(foot, along, box)
     if high - low <= RESOLUTION:
         return np.empty((0, 2))
     slope = lines.normals @ along
@@ -114,7 +114,7 @@ def _edge_points(lines: _Lines, index: int, box: Box) -> NDArray[np.float64]:
     return foot + middles[:, None] * along
 
 
-def _inside(foot: NDArray[np.float64], along: NDArray[np.float64], box: Box) -> tuple[float, float]:
+def _range_inside_box(foot: NDArray[np.float64], along: NDArray[np.float64], box: Box) -> tuple[float, float]:
     """For which s the point foot + s along lies in the box."""
     low, high = -math.inf, math.inf
     for axis, (least, most) in enumerate(box):

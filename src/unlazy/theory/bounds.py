@@ -21,6 +21,7 @@ class Condition:
 
     @property
     def holds(self) -> bool:
+        """Whether what is given reaches what is needed."""
         return self.given >= self.needed
 
 

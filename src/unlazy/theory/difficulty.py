@@ -1,8 +1,8 @@
-"""Which training points bend the kernel most: the ones a network has to change its features for.
+"""How much each training point bends the tangent kernel: a measure of how far features must change to fit it.
 
-The adapted kernel's diagonal over its value at the start, point by point (adaptive tangent paper, Figure 3). For a network that
-is still to be trained, the adapted kernel is that of the structured solution for the given labels; for one that was trained,
-that of its tangent features averaged along the way from its start.
+Bending is the adapted kernel's diagonal over its value at the start, point by point (adaptive tangent paper, Figure 3). For a
+network before training, the adapted kernel is that of the structured solution for the given labels. For a trained network, it
+is that of its tangent features, averaged along its way from the start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from unlazy.kernels.averaged import Path, averaged_diagonal
-from unlazy.kernels.capture import Inputs, call, evaluating, samples, take
+from unlazy.kernels.averaged_tangents import ParameterPath, averaged_diagonal
+from unlazy.kernels.capture import Inputs, call_model, evaluation_mode, sample_count, take_samples
 from unlazy.kernels.tangent import tangent_diagonal
 from unlazy.runtime import require
-from unlazy.theory.adaptive import Alternating
 from unlazy.theory.adaptive_model import AdaptiveTangents
+from unlazy.theory.adaptive_solutions import AlternatingSearch
 from unlazy.theory.penalties import Penalty, Power
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class Difficulty:
 
     @property
     def bending(self) -> Float[Tensor, "n"]:
-        """adapted / start: 1 where nothing had to change, large at difficult points."""
+        """adapted / start: 1 where features did not change, large at difficult points."""
         return self.adapted / self.start
 
     def hardest(self, count: int | None = None) -> Int64[Tensor, "k"]:
-        """Numbers of the points that bend the kernel most, in order."""
+        """Numbers of the points with the largest bending, largest first."""
         return self.bending.argsort(descending=True, stable=True)[:count]
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class Difficulty:
         return "\n".join([*lines, f"{len(self.start)} points: least {low:.3f}, median {middle:.3f}, most {high:.3f}"])
 
     def draw(self, axes: Axes, marked: Sequence[int] = ()) -> None:
-        """Bending of all points in order, some of them marked."""
+        """Plot the bending of all points, hardest first; ``marked`` points get a dot."""
         order = self.hardest()
         values = self.bending[order].tolist()
         axes.plot(range(1, len(values) + 1), values, color=BLUE)
@@ -81,7 +81,7 @@ class Difficulty:
         axes.set(xscale="log", xlabel="points, hardest first", ylabel="adapted over original kernel value")
 
     def figure(self, marked: Sequence[int] = ()) -> Figure:
-        """The same as a figure of its own."""
+        """``draw`` on a figure of its own."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(4.4, 3.0), layout="constrained")
@@ -100,7 +100,7 @@ def difficulty(
     left: Penalty | None = Power(2),  # noqa: B008  (frozen)
     right: Penalty | None = Power(2),  # noqa: B008
     ridge: float = 0.0,
-    search: Alternating | None = None,
+    search: AlternatingSearch | None = None,
 ) -> Difficulty:
     """How much each training point bends the tangent kernel of ``model``: a table, hardest first, with a figure.
 
@@ -116,16 +116,16 @@ def difficulty(
     >>> table.hardest(1).tolist()
     [2]
     """
-    with evaluating(model), torch.no_grad():
-        outputs = call(model, take(x, slice(0, 1))).shape[1]
-    targets, words = _targets(labels, samples(x), outputs)
+    with evaluation_mode(model), torch.no_grad():
+        outputs = call_model(model, take_samples(x, slice(0, 1))).shape[1]
+    targets, words = _targets_and_words(labels, sample_count(x), outputs)
     if start is None:
         fitted = AdaptiveTangents(model, left=left, right=right, ridge=ridge, parameters=parameters, search=search)
         before, after = fitted.fit(x, targets).diagonals(x)
     else:
         states = [start] if isinstance(start, Mapping) else list(start)
         last = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        after = averaged_diagonal(model, Path([*states, last], points, "gauss"), x, parameters=parameters)
+        after = averaged_diagonal(model, ParameterPath([*states, last], points, "gauss"), x, parameters=parameters)
         before = _start_diagonal(model, states[0], x, parameters)
     still = bool((before > 0).all())
     require(still, "a point has no tangent feature at the start (its kernel value is 0): nothing can be compared.")
@@ -140,8 +140,8 @@ def _start_diagonal(
     return tangent_diagonal(first, x, parameters=parameters).double()
 
 
-def _targets(labels: Tensor, n: int, outputs: int) -> tuple[Float[Tensor, "n o"], tuple[str, ...]]:
-    """One-hot rows less their mean for classes (-1 and 1 for two classes with one output); targets as they are."""
+def _targets_and_words(labels: Tensor, n: int, outputs: int) -> tuple[Float[Tensor, "n o"], tuple[str, ...]]:
+    """Targets and labels as words: one-hot rows minus their mean for classes (-1 and 1 for one output), or targets as given."""
     require(len(labels) == n, f"{len(labels)} labels for {n} points.")
     if labels.is_floating_point():
         targets = labels.double().reshape(n, -1)

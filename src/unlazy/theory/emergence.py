@@ -50,7 +50,7 @@ def lemma4_facts(net: TruncatedNet, sample: PatternSample) -> dict[str, float]:
         "outer": float(net.a.abs().max()) / (32 * k),
         "bias_low": 1 / (32 * k) / max(float(net.b.abs().min()), 1e-300),
         "bias_high": 2 * float(net.b.abs().max()),
-        "inside": float(net.before(sample.phi).abs().max()),
+        "inside": float(net.pre_activations(sample.phi).abs().max()),
     }
 
 
@@ -118,7 +118,7 @@ def decompose(
     second = torch.zeros_like(first)
     for rows in torch.arange(len(sample)).split(BLOCK):
         phi, y, weights = sample.phi[rows], sample.y[rows], sample.weights[rows]
-        z = net.before(phi)
+        z = net.pre_activations(phi)
         pulls = (y * net.read(smoothed_neuron(z, noise)) < 1).to(torch.float64)
         slopes = smoothed_slope(z, noise) * (pulls * y)[:, None]
         first += (slopes * weights[:, None]).T @ phi

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from unlazy.models.dense import effective
+from unlazy.models.dense_layers import effective_weights
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, require
 
@@ -30,7 +30,7 @@ def paths_of(net: GatedNet, *, length: int | None = None, most: int = MOST_PATHS
 
     ``length``: partial paths through the first layers only.
     """
-    length = _length(net, length)
+    length = _path_length(net, length)
     return _rows(net.settings.width, [length], length, most)
 
 
@@ -41,12 +41,12 @@ def bias_paths_of(
 
     ``CONSTANT`` stands in the layers below that. The last row enters the layer after the last one: its bias alone.
     """
-    length = _length(net, length)
+    length = _path_length(net, length)
     rows = _rows(net.settings.width, range(length, -1, -1), length, most)
     return rows, 1 + (rows == CONSTANT).sum(1)
 
 
-def _length(net: GatedNet, length: int | None) -> int:
+def _path_length(net: GatedNet, length: int | None) -> int:
     if net.members is not None:
         raise InputError("paths are walked for one network at a time; take one with member(stack, index).")
     depth = net.settings.depth
@@ -152,7 +152,7 @@ def path_value(
     ``[n, 1]``, once it has visited a unit. ``enter``: the layer at which it leaves the constant node; 0 = it begins at the input.
     """
     constant = net.settings.experts == "constant"
-    signal = x.new_ones(len(x), _numbers(net.value_layers[0])[0].shape[1]) if constant and enter == 0 else x
+    signal = x.new_ones(len(x), _weight_and_bias(net.value_layers[0])[0].shape[1]) if constant and enter == 0 else x
     for layer, unit in enumerate(path, 1):
         if unit != CONSTANT:
             signal = _step(signal, layer, enter, path, net.value_layers[layer - 1])[:, unit : unit + 1]
@@ -163,7 +163,7 @@ def _step(
     signal: Float[Tensor, "n before"], layer: int, enter: int, path: Sequence[int], affine: nn.Module
 ) -> Float[Tensor, "n after"]:
     """One step of a path, into every unit of a layer: from the constant node, from the input, or from the unit before."""
-    weight, bias = _numbers(affine)
+    weight, bias = _weight_and_bias(affine)
     if layer == enter:
         return bias.expand(len(signal), -1)
     if layer == 1:
@@ -171,7 +171,7 @@ def _step(
     return signal * weight[:, path[layer - 2]]
 
 
-def _numbers(layer: nn.Module) -> tuple[Tensor, Tensor]:
+def _weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor]:
     """Weight and bias of a layer; no bias is a bias of zero."""
-    weight, bias = effective(layer)
+    weight, bias = effective_weights(layer)
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias

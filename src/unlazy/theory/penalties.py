@@ -1,13 +1,13 @@
-"""Penalties on feature transformations, and the effective penalties they become once the transformation is optimised away.
+"""Penalties on feature transformations, and the effective penalties on updates that they imply (adaptive tangent paper).
 
-A transformation with singular values z pays sum omega(z), with omega(1) = 0 and omega increasing on [1, inf). For an update of
-size v spread over factors z_1, ..., z_k (adaptive tangent paper)::
+A transformation with singular values z costs sum omega(z), with omega(1) = 0 and omega increasing on [1, inf). Once the
+transformation is optimised, an update of size v costs the effective penalty; two factors share a stretch by the operator (+)::
 
     effective(v)             = min over z >= 1 of   omega(z) + v^2 / z^2
     (omega_1 (+) omega_2)(v) = min over 1 <= z <= v of   omega_1(z) + omega_2(v / z)
 
-In log coordinates (z = e^u) the operator is an infimal convolution, so all of it is one search: at a common *price* every
-factor stretches until its marginal cost z omega'(z) reaches the price, and the price is 2 v^2 / z^2 for the whole.
+In log coordinates (z = e^u) the operator is an infimal convolution, so both problems are one search over a *price*: every
+factor stretches until its marginal cost z omega'(z) reaches the price, and at the optimum the price is 2 v^2 / z^2.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from torch import Tensor
 
 from unlazy.runtime import InputError, require
 
-HALVINGS = 64  # brackets, all under 100 wide in logarithms, shrink to rounding
+BISECTIONS = 64  # brackets, all under 100 wide in logarithms, then have the width of a rounding error
 NEWTON_STEPS = 16
-LARGEST_LOG_STRETCH = 40.0  # e^40: beyond it nothing is left to gain
-WALL = 1e-13  # in logarithms, from where a penalty becomes infinite: no rounding leads beyond
+LARGEST_LOG_STRETCH = 40.0  # larger stretches than e^40 change no effective penalty
+WALL = 1e-13  # distance kept, in logarithms, from where a penalty becomes infinite: rounding must not lead beyond
 SMALLEST = 1e-100  # stands for 0 where a logarithm is taken
 GRID = 4001
-FAR = (1e11, 1e13)  # where growth exponents are read off
+FAR = (1e11, 1e13)  # sizes between which growth exponents are measured
 Values = Float[Tensor, "*v"]
 
 
 @runtime_checkable
 class Penalty(Protocol):
-    """omega on stretches z >= 1, with what the search needs to know about it."""
+    """omega on stretches z >= 1, with the properties that the search needs."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """A short formula, for error messages and legends."""
+        ...
 
     @property
     def convex_in_log(self) -> bool:
@@ -53,7 +55,7 @@ class Penalty(Protocol):
 
     def __call__(self, z: Values) -> Values: ...
 
-    def reach(self, price: Values) -> Values:
+    def largest_stretch(self, price: Values) -> Values:
         """The largest stretch whose marginal cost z omega'(z) is at most the price."""
         ...
 
@@ -73,20 +75,24 @@ class Power:
 
     @property
     def name(self) -> str:
+        """|z - 1|^exponent."""
         return f"|z - 1|^{self.exponent:g}"
 
     @property
     def convex_in_log(self) -> bool:
+        """Whether the exponent is at least 1."""
         return self.exponent >= 1
 
     @property
     def growth(self) -> float | None:
+        """The exponent."""
         return float(self.exponent)
 
     def __call__(self, z: Values) -> Values:
         return (z - 1).clamp(min=0) ** self.exponent
 
-    def reach(self, price: Values) -> Values:
+    def largest_stretch(self, price: Values) -> Values:
+        """z with r z (z - 1)^(r - 1) = price: closed forms for r = 1 and 2, Newton steps for other r > 1."""
         if self.exponent == 1:
             return price.clamp(min=1)
         if self.exponent == 2:
@@ -96,7 +102,7 @@ class Power:
         raise InputError(f"penalty {self.name} is not convex in log z: its marginal cost has no inverse.")
 
     def _log_excess(self, log_price: Tensor) -> Tensor:
-        """t = log(z - 1), the root of log r + log(1 + e^t) + (r - 1) t = log price: convex in t, Newton comes from the right."""
+        """t = log(z - 1), the root of log r + log(1 + e^t) + (r - 1) t = log price, by Newton steps (convex in t)."""
         t = (log_price - math.log(self.exponent)) / (self.exponent - 1)
         for _ in range(NEWTON_STEPS):
             excess = (
@@ -108,7 +114,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Custom:
-    """Any penalty, given as an elementwise torch function of z >= 1; what it claims is checked on a grid.
+    """Any penalty, given as an elementwise torch function of z >= 1; it is checked on a grid of stretches.
 
     Its derivative comes from autograd. It may be infinite from some stretch on, by overflow or to forbid larger ones.
     """
@@ -130,22 +136,25 @@ class Custom:
 
     @cached_property
     def convex_in_log(self) -> bool:
+        """Whether no second difference of omega(e^u) on the grid is negative."""
         u = torch.linspace(0, LARGEST_LOG_STRETCH / 4, GRID, dtype=torch.float64)
         values = self.function(u.exp())
-        values = values[values.isfinite()]  # what grows beyond all numbers only does so at the end
+        values = values[values.isfinite()]  # omega increases, so only the last values can be infinite
         bends = values[2:] - 2 * values[1:-1] + values[:-2]
         return bool((bends >= -1e-12 * values[2:].abs().clamp(min=1)).all())
 
     def __call__(self, z: Values) -> Values:
         return self.function(z)
 
-    def reach(self, price: Values) -> Values:
+    def largest_stretch(self, price: Values) -> Values:
+        """By bisection over log z; stays below stretches that cost infinity."""
         low, high = torch.zeros_like(price), torch.full_like(price, LARGEST_LOG_STRETCH)
-        low, high = _halve(lambda u: self._marginal(u.exp()) > price, low, high)
+        low, high = _bisect(lambda u: self._marginal(u.exp()) > price, low, high)
         walled = self.function(high.exp()).isinf()
         return torch.where(walled, (low - WALL).clamp(min=0), low).exp()
 
     def _marginal(self, z: Tensor) -> Tensor:
+        """z omega'(z), infinite where omega is."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             values = self.function(z)
@@ -155,7 +164,7 @@ class Custom:
 
 @dataclass(frozen=True)
 class Product:
-    """The circled-plus of several penalties: the cheapest way to reach a stretch with one factor of each kind."""
+    """omega_1 (+) omega_2 (+) ...: the least cost of a stretch that several factors share, one with each penalty."""
 
     factors: tuple[Penalty, ...]
 
@@ -170,77 +179,82 @@ class Product:
 
     @property
     def name(self) -> str:
+        """The names of the factors, joined by (+)."""
         return " (+) ".join(factor.name for factor in self.factors)
 
     @property
     def convex_in_log(self) -> bool:
+        """True: an infimal convolution of convex functions is convex."""
         return True
 
     @property
     def growth(self) -> float | None:
-        """1/r = sum of the factors' 1/r."""
+        """r with 1/r = sum of the factors' 1/r."""
         rates = [factor.growth for factor in self.factors]
         known = [1 / rate for rate in rates if rate is not None]
         return 1 / sum(known) if len(known) == len(rates) else None
 
-    def reach(self, price: Values) -> Values:
-        return torch.stack([factor.reach(price) for factor in self.factors]).prod(0)
+    def largest_stretch(self, price: Values) -> Values:
+        """The product of the factors' own largest stretches at that price."""
+        return torch.stack([factor.largest_stretch(price) for factor in self.factors]).prod(0)
 
-    def split(self, z: Values) -> Float[Tensor, "k *v"]:
-        """The factors' own stretches, with product z, that cost least."""
+    def split_stretch(self, z: Values) -> Float[Tensor, "k *v"]:
+        """The stretches of the factors, with product z, that cost least."""
         log_z = z.clamp(min=1).log()
         low = torch.full_like(log_z, -2 * LARGEST_LOG_STRETCH)
         high = torch.full_like(log_z, 2 * LARGEST_LOG_STRETCH)
-        low, high = _halve(lambda price: self.reach(price.exp()).log() > log_z, low, high)
-        return _between(self.logs(low), self.logs(high), log_z).exp()
+        low, high = _bisect(lambda price: self.largest_stretch(price.exp()).log() > log_z, low, high)
+        return _share_remainder(self.log_stretches(low), self.log_stretches(high), log_z).exp()
 
     def __call__(self, z: Values) -> Values:
-        shares = self.split(z)
+        shares = self.split_stretch(z)
         return torch.stack([factor(share) for factor, share in zip(self.factors, shares, strict=True)]).sum(0)
 
-    def logs(self, price: Values) -> Float[Tensor, "k *v"]:
+    def log_stretches(self, log_price: Values) -> Float[Tensor, "k *v"]:
         """log z of every factor at a log price."""
-        return torch.stack([factor.reach(price.exp()).log() for factor in self.factors])
+        return torch.stack([factor.largest_stretch(log_price.exp()).log() for factor in self.factors])
 
 
 def circled_plus(*penalties: Penalty) -> Penalty:
-    """omega_1 (+) omega_2 (+) ...: what a product of transformations pays for a stretch; one penalty stays itself."""
+    """omega_1 (+) omega_2 (+) ...: the penalty of a product of transformations; one penalty alone is returned unchanged."""
     return penalties[0] if len(penalties) == 1 else Product(tuple(penalties))
 
 
-def stretch(penalty: Penalty, v: Values) -> Values:
-    """s(v) = argmin over z >= 1 of omega(z) + v^2 / z^2 (the smallest where there are several)."""
+def optimal_stretch(penalty: Penalty, v: Values) -> Values:
+    """s(v) = argmin over z >= 1 of omega(z) + v^2 / z^2 (the smallest where several are optimal)."""
     _check_sizes(v)
-    closed = _closed_stretch(penalty, v)
+    closed = _closed_form_stretch(penalty, v)
     if closed is not None:
         return closed
-    return stretch_by_search(penalty, v)
+    return search_stretch(penalty, v)
 
 
-def stretch_by_search(penalty: Penalty, v: Values) -> Values:
-    """The same without closed forms."""
+def search_stretch(penalty: Penalty, v: Values) -> Values:
+    """``optimal_stretch`` without closed forms."""
     if not penalty.convex_in_log:
-        return _best_of_grid(penalty, v)
-    low, high, log_z = _prices(penalty, v)
-    ends = [penalty.reach(price.exp()).log() for price in (low, high)]
+        return _grid_search(penalty, v)
+    low, high, log_z = _bracket_price(penalty, v)
+    ends = [penalty.largest_stretch(price.exp()).log() for price in (low, high)]
     return torch.minimum(torch.maximum(log_z, ends[0]), ends[1]).clamp(min=0).exp()
 
 
 def factor_stretches(factors: Sequence[Penalty], v: Values) -> Float[Tensor, "k *v"]:
     """The minimisers (z_1, ..., z_k) of sum omega_i(z_i) + v^2 / (z_1 ... z_k)^2."""
     if len(factors) == 1:
-        return stretch(factors[0], v)[None]
+        return optimal_stretch(factors[0], v)[None]
     _check_sizes(v)
     product = Product(tuple(factors))
-    low, high, log_z = _prices(product, v)
-    return _between(product.logs(low), product.logs(high), log_z).exp()
+    low, high, log_z = _bracket_price(product, v)
+    return _share_remainder(product.log_stretches(low), product.log_stretches(high), log_z).exp()
 
 
-def _prices(penalty: Penalty, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _bracket_price(penalty: Penalty, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Neighbouring log prices between which the marginal gain 2 v^2 / z^2 lies, and the log z that belongs to it."""
-    target = (2 * v.clamp(min=SMALLEST) ** 2).log()  # price + 2 log z must come to this
-    farthest = penalty.reach(target.exp()).log().clamp(max=LARGEST_LOG_STRETCH)
-    low, high = _halve(lambda p: p + 2 * penalty.reach(p.exp()).log() > target, target - 2 * farthest - 1e-9, target)
+    target = (2 * v.clamp(min=SMALLEST) ** 2).log()  # at the optimum log price + 2 log z equals this
+    farthest = penalty.largest_stretch(target.exp()).log().clamp(max=LARGEST_LOG_STRETCH)
+    low, high = _bisect(
+        lambda p: p + 2 * penalty.largest_stretch(p.exp()).log() > target, target - 2 * farthest - 1e-9, target
+    )
     return low, high, (target - (low + high) / 2) / 2
 
 
@@ -252,12 +266,12 @@ def effective_penalty(penalty: Penalty, v: Values) -> Values:
     >>> round(float(effective_penalty(Power(2), torch.tensor(1.0, dtype=torch.float64))), 5)
     0.6695
     """
-    return _Effective.apply(v, penalty)
+    return _EffectivePenalty.apply(v, penalty)
 
 
 def effective_slope(penalty: Penalty, v: Values) -> Values:
     """d omega~ / dv = 2 v / s(v)^2."""
-    return 2 * v / stretch(penalty, v) ** 2
+    return 2 * v / optimal_stretch(penalty, v) ** 2
 
 
 def is_convex(penalty: Penalty) -> bool:
@@ -271,7 +285,7 @@ def conjugate(penalty: Penalty, c: Values) -> Values:
     require(is_convex(penalty), f"the effective penalty of {penalty.name} is not convex: no duality gap belongs to it.")
     low, high = torch.full_like(c, -40.0), torch.full_like(c, 30.0)
     beyond = c >= effective_slope(penalty, high.exp())
-    low, high = _halve(lambda log_v: effective_slope(penalty, log_v.exp()) > c, low, high)
+    low, high = _bisect(lambda log_v: effective_slope(penalty, log_v.exp()) > c, low, high)
     v = ((low + high) / 2).exp()
     return torch.where(beyond, torch.inf, (c * v - effective_penalty(penalty, v)).clamp(min=0))
 
@@ -284,17 +298,17 @@ def predicted_exponent(penalty: Penalty) -> float:
 
 
 def fitted_exponent(penalty: Penalty) -> float:
-    """The slope of log omega~ against log v, far out."""
+    """The slope of log omega~ against log v at large v."""
     ends = effective_penalty(penalty, torch.tensor(FAR, dtype=torch.float64)).log()
     return float((ends[1] - ends[0]) / torch.tensor(FAR[1] / FAR[0], dtype=torch.float64).log())
 
 
-class _Effective(torch.autograd.Function):
-    """The minimum, with the derivative the envelope theorem gives; a second derivative is refused, not guessed."""
+class _EffectivePenalty(torch.autograd.Function):
+    """The minimum over z, with its derivative by the envelope theorem; a second derivative raises an error."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, penalty: Penalty) -> Tensor:
-        z = stretch(penalty, v)
+        z = optimal_stretch(penalty, v)
         ctx.save_for_backward(v, z)
         return penalty(z) + (v / z) ** 2
 
@@ -308,8 +322,8 @@ class _Effective(torch.autograd.Function):
 # --- closed forms ----------------------------------------------------------------------------------
 
 
-def _closed_stretch(penalty: Penalty, v: Tensor) -> Tensor | None:
-    """Equal absolute values: z^(2k+1) = 2 v^2 each. One square: the quartic z^3 (z - 1) = v^2. Otherwise none."""
+def _closed_form_stretch(penalty: Penalty, v: Tensor) -> Tensor | None:
+    """s(v) for k factors |z - 1| (each has z^(2k+1) = 2 v^2) and for one square (z^3 (z - 1) = v^2); ``None`` otherwise."""
     if penalty == Power(2):
         return _quartic_root(v)
     factors = penalty.factors if isinstance(penalty, Product) else (penalty,)
@@ -320,7 +334,7 @@ def _closed_stretch(penalty: Penalty, v: Tensor) -> Tensor | None:
 
 
 def _quartic_root(v: Tensor) -> Tensor:
-    """The root z >= 1 of z^4 - z^3 = v^2, by Ferrari; every difference of near equals is rewritten."""
+    """The root z >= 1 of z^4 - z^3 = v^2, by Ferrari's formula, written without differences of nearly equal numbers."""
     square = v.clamp(min=1e-30) ** 2
     half, third = square / 2, 4 * square / 3
     t = (half + (half**2 + third**3).sqrt()) ** (1 / 3)
@@ -333,28 +347,33 @@ def _quartic_root(v: Tensor) -> Tensor:
 
 
 def _check_sizes(v: Tensor) -> None:
+    """Raise ``InputError`` unless all sizes are finite and at least 0."""
     good = bool((torch.isfinite(v) & (v >= 0)).all())
     require(good, "sizes must be finite and at least 0 (singular values, norms).")
 
 
-def _halve(above: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Shrink brackets until nothing is between: ``above`` is false at low and true at high."""
-    for _ in range(HALVINGS):
+def _bisect(above: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Bisect brackets to rounding; ``above`` is false at low and true at high."""
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
         up = above(middle)
         low, high = torch.where(up, low, middle), torch.where(up, middle, high)
     return low, high
 
 
-def _between(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
-    """Where marginal costs are flat the stretch jumps with the price: share out what is missing in proportion."""
+def _share_remainder(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
+    """Points between ``first`` and ``last`` whose sum over factors is ``total``.
+
+    Where a marginal cost is flat, a factor's stretch jumps with the price; each factor then takes a proportional part of the
+    missing sum.
+    """
     room = (last - first).sum(0)
     missing = (total - first.sum(0)) / torch.where(room > 0, room, 1)
     return (first + missing.clamp(0, 1) * (last - first)).clamp(min=0)
 
 
-def _best_of_grid(penalty: Penalty, v: Tensor) -> Tensor:
-    """No convexity to lean on: the best of many stretches, then halving the interval around it."""
+def _grid_search(penalty: Penalty, v: Tensor) -> Tensor:
+    """s(v) of a penalty without convexity: the best stretch of a grid, refined around it."""
     u = torch.linspace(0, LARGEST_LOG_STRETCH, GRID, dtype=v.dtype, device=v.device)
 
     def cost(log_z: Tensor) -> Tensor:

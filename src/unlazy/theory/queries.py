@@ -15,7 +15,14 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from unlazy.data.patterns import Patterns, PatternSample
-from unlazy.models.truncated import Gradients, Phase, TruncatedNet, follow, smoothed_neuron, smoothed_slope
+from unlazy.models.truncated import (
+    Gradients,
+    Phase,
+    TruncatedNet,
+    smoothed_neuron,
+    smoothed_slope,
+    train_with_gradients,
+)
 from unlazy.runtime import require, stream
 
 Query = Callable[[Bool[Tensor, "n D"], Float64[Tensor, " n"]], Float64[Tensor, "..."]]
@@ -47,7 +54,7 @@ class HonestOracle(Oracle):
         self.rows = rows
 
     def _answer(self, query: Query) -> Float64[Tensor, " q"]:
-        return self.rows.weights @ _checked(query(self.rows.indicators, self.rows.y))
+        return self.rows.weights @ _require_bounded_values(query(self.rows.indicators, self.rows.y))
 
 
 class NoisyOracle(HonestOracle):
@@ -77,7 +84,7 @@ class BatchOracle(Oracle):
     def _answer(self, query: Query) -> Float64[Tensor, " q"]:
         rows = self.patterns.draw(self.batch, f"batch {self.calls}")
         self.calls += 1
-        return rows.weights @ _checked(query(rows.indicators, rows.y))
+        return rows.weights @ _require_bounded_values(query(rows.indicators, rows.y))
 
 
 class AdversarialOracle(Oracle):
@@ -108,12 +115,12 @@ class AdversarialOracle(Oracle):
     def _answer(self, query: Query) -> Float64[Tensor, " q"]:
         present = self.people.indicators
         plus = torch.ones(len(present), dtype=torch.float64)
-        high, low = _checked(query(present, plus)), _checked(query(present, -plus))
+        high, low = _require_bounded_values(query(present, plus)), _require_bounded_values(query(present, -plus))
         blind = (high + low).mean(0) / 2
         shift = -_walsh((high - low) / 2)  # the label is -(-1)^count
-        return torch.stack([self._one(blind[i], shift[:, i]) for i in range(len(blind))])
+        return torch.stack([self._answer_one(blind[i], shift[:, i]) for i in range(len(blind))])
 
-    def _one(self, blind: Tensor, shift: Float64[Tensor, " sets"]) -> Tensor:
+    def _answer_one(self, blind: Tensor, shift: Float64[Tensor, " sets"]) -> Tensor:
         if self.settled is None:
             left = self.possible & (shift.abs() <= self.tolerance)
             if bool(left.any()):
@@ -136,7 +143,7 @@ def _walsh(values: Float64[Tensor, "n q"]) -> Float64[Tensor, "n q"]:
     return result / size
 
 
-def _checked(values: Float64[Tensor, "..."]) -> Float64[Tensor, "n q"]:
+def _require_bounded_values(values: Float64[Tensor, "..."]) -> Float64[Tensor, "n q"]:
     require(values.ndim == 2, f"a query returns one column a function, [n, q]; got shape {tuple(values.shape)}.")
     largest = float(values.abs().max())
     require(
@@ -151,11 +158,11 @@ def _checked(values: Float64[Tensor, "..."]) -> Float64[Tensor, "n q"]:
 def find_relevant(oracle: Oracle, patterns: int, relevant: int) -> Int64[Tensor, " k"]:
     """One query per pattern, y (2 phi~_i - 1): the k largest answers. Right on structured data when tolerance < gamma."""
     require(1 <= relevant <= patterns, f"k={relevant} relevant patterns of D={patterns}: k lies in [1, D].")
-    answers = [oracle.ask(_single(index)) for index in range(patterns)]
+    answers = [oracle.ask(_query_one_pattern(index)) for index in range(patterns)]
     return torch.cat(answers).topk(relevant).indices.sort().values
 
 
-def _single(index: int) -> Query:
+def _query_one_pattern(index: int) -> Query:
     return lambda present, y: (y * (2 * present[:, index].to(torch.float64) - 1))[:, None]
 
 
@@ -165,15 +172,17 @@ def descend(oracle: Oracle, net: TruncatedNet, schedule: tuple[Phase, ...], patt
     With a ``BatchOracle`` this is mini-batch SGD, or Adam on the outer weights where a phase says so. Each step asks
     units x (D + 2) queries.
     """
-    return follow(net, schedule, lambda _, net, noise: _asked_gradients(oracle, net, noise, patterns))
+    return train_with_gradients(
+        net, schedule, lambda _, net, noise: _gradients_from_oracle(oracle, net, noise, patterns)
+    )
 
 
-def _asked_gradients(oracle: Oracle, net: TruncatedNet, noise: float, patterns: Patterns) -> Gradients:
+def _gradients_from_oracle(oracle: Oracle, net: TruncatedNet, noise: float, patterns: Patterns) -> Gradients:
     units, size = net.w.shape
 
     def query(present: Bool[Tensor, "n D"], y: Float64[Tensor, " n"]) -> Float64[Tensor, "n q"]:
         phi = patterns.normalise(present)  # entries at most 1 / sigma~ in size
-        z = net.before(phi)
+        z = net.pre_activations(phi)
         neurons = smoothed_neuron(z, noise)
         pull = torch.where(y * net.read(neurons) < 1, -y, torch.zeros_like(y))
         slopes = smoothed_slope(z, noise) * pull[:, None]

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from unlazy.models.dense import effective
+from unlazy.models.dense_layers import effective_weights
 from unlazy.models.gates import HardGate
 from unlazy.models.net import GatedNet
 from unlazy.runtime import InputError, Unsupported, require
@@ -58,7 +58,7 @@ def path_polyhedron(net: GatedNet, path: Sequence[int]) -> Polyhedron:
 
 def gate_functions(net: GatedNet) -> list[Affine]:
     """Offset and normal of every unit's half-space, layer by layer, as the product of the gating matrices."""
-    _check(net)
+    _require_flat_gates(net)
     if net.settings.gating != "linear":
         raise Unsupported(
             f"GatedNet(gating={net.settings.gating!r})",
@@ -67,7 +67,7 @@ def gate_functions(net: GatedNet) -> list[Affine]:
         )
     state, found = _identity(net), []
     for layer in net.gate_layers:
-        state = _through(layer, state)
+        state = _apply_layer(layer, state)
         found.append(state)
     return found
 
@@ -191,13 +191,13 @@ _Curve = _Circle | _Line
 
 
 def _walk(net: GatedNet, curve: _Curve) -> Pieces:
-    _check(net)
+    _require_flat_gates(net)
     own = net.settings.gating == "own"
     pieces: list[tuple[float, float, Affine, list[NDArray[np.bool_]]]] = [(curve.start, curve.end, _identity(net), [])]
     for layer in net.value_layers if own else net.gate_layers:
         finer = []
         for start, end, state, gates in pieces:
-            q = _through(layer, state)
+            q = _apply_layer(layer, state)
             for left, right in _cut(curve, start, end, curve.zeros(q)):
                 at_middle = q @ curve.at(inner_point(left, right))
                 open_ = at_middle > 0 if own else at_middle >= 0
@@ -238,9 +238,9 @@ def inner_point(left: float, right: float) -> float:
     return (left + right) / 2
 
 
-def _through(layer: nn.Module, state: Affine) -> Affine:
+def _apply_layer(layer: nn.Module, state: Affine) -> Affine:
     """A layer applied to affine functions of x."""
-    weight, bias = effective(layer)
+    weight, bias = effective_weights(layer)
     q: Affine = weight.double().numpy() @ state
     if bias is not None:
         q[:, 0] += bias.double().numpy()
@@ -251,7 +251,7 @@ def _identity(net: GatedNet) -> Affine:
     return np.eye(net.settings.inputs, 1 + net.settings.inputs, k=1)
 
 
-def _check(net: GatedNet) -> None:
+def _require_flat_gates(net: GatedNet) -> None:
     if net.members is not None:
         raise InputError("regions are found for one network at a time; take one with member(stack, index).")
     settings = net.settings

@@ -14,11 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unlazy.kernels.capture import Inputs, call, evaluating, rows_by_sample, samples
-from unlazy.kernels.engine import RulesBroke, TangentKernel
-from unlazy.kernels.gated import exact
-from unlazy.kernels.layers import Factors
+from unlazy.kernels.capture import Inputs, call_model, evaluation_mode, sample_count
+from unlazy.kernels.gated import with_exact_gradients
+from unlazy.kernels.jacobian import rows_by_sample
+from unlazy.kernels.layer_rules import Factors
 from unlazy.kernels.selection import select_parameters
+from unlazy.kernels.tangent_engine import RuleMismatch, TangentKernel
 from unlazy.runtime import require
 
 Rows = Float[Tensor, "rows"]
@@ -27,7 +28,7 @@ Matrix = Float[Tensor, "m d"]
 
 @dataclass(frozen=True)
 class Stretch:
-    """I + U diag(values - 1) U^T for orthonormal columns U: the identity but for some stretched directions."""
+    """The transformation I + U diag(values - 1) U^T with orthonormal columns U: it stretches some directions."""
 
     vectors: Float[Tensor, "size r"]
     values: Float[Tensor, "r"]
@@ -36,6 +37,7 @@ class Stretch:
         return rows + ((rows @ self.vectors) * (self.values - 1)) @ self.vectors.mT
 
     def matrix(self) -> Float[Tensor, "size size"]:
+        """The transformation as a matrix."""
         size = len(self.vectors)
         return self(torch.eye(size, dtype=self.vectors.dtype, device=self.vectors.device))
 
@@ -50,9 +52,10 @@ class FactoredLayer:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(m, d) of the layer's weight matrix."""
         return int(self.left.shape[1]), int(self.right.shape[1])
 
-    def stretched(self, left: Stretch | None, right: Stretch | None) -> FactoredLayer:
+    def stretch(self, left: Stretch | None, right: Stretch | None) -> FactoredLayer:
         """Features of the transformed layer, M_1^T X M_2^T."""
         return FactoredLayer(
             self.names,
@@ -86,22 +89,28 @@ class ExplicitLayer:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(m, d) of the layer's weight matrix."""
         return int(self.rows.shape[1]), int(self.rows.shape[2])
 
-    def stretched(self, left: Stretch | None, right: Stretch | None) -> ExplicitLayer:
+    def stretch(self, left: Stretch | None, right: Stretch | None) -> ExplicitLayer:
+        """Features of the transformed layer, M_1^T X M_2^T."""
         rows = self.rows if right is None else right(self.rows)
         return ExplicitLayer(self.names, rows if left is None else left(rows.mT).mT)
 
     def gram(self, other: ExplicitLayer) -> Float[Tensor, "rows rows2"]:
+        """<X_r, X_s>."""
         return self.rows.flatten(1) @ other.rows.flatten(1).T
 
     def diagonal(self) -> Rows:
+        """<X_r, X_r> alone."""
         return self.rows.square().sum((1, 2))
 
     def combine(self, weights: Rows) -> Matrix:
+        """sum_r weights_r X_r."""
         return torch.tensordot(weights, self.rows, 1)
 
     def apply(self, update: Matrix) -> Rows:
+        """<X_r, update> for every row."""
         return self.rows.flatten(1) @ update.flatten()
 
 
@@ -130,18 +139,18 @@ def tangent_layers(model: nn.Module, x: Inputs, *, parameters: str | Sequence[st
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
     layers: list[Layer] = []
     for names in by_module.values():
-        dense = _dense(model, x, names)
-        layers += [dense] if dense is not None else [_explicit(model, x, name) for name in names]
+        factored = _factored_layer(model, x, names)
+        layers += [factored] if factored is not None else [_explicit_layer(model, x, name) for name in names]
     return layers
 
 
-def _dense(model: nn.Module, x: Inputs, names: list[str]) -> FactoredLayer | None:
-    """Both factors where the kernel engine keeps this module as an outer product, and says so of its weight."""
+def _factored_layer(model: nn.Module, x: Inputs, names: list[str]) -> FactoredLayer | None:
+    """The features of a dense layer as two factors; ``None`` if the kernel engine does not keep them as an outer product."""
     kernel = TangentKernel(model, x, outputs="full", parameters=names)
     try:
         with kernel.ready():
             shares = kernel.features(x)
-    except RulesBroke:
+    except RuleMismatch:
         return None
     if len(shares) != 1 or not isinstance(shares[0], Factors) or not shares[0].weight:
         return None
@@ -151,14 +160,15 @@ def _dense(model: nn.Module, x: Inputs, names: list[str]) -> FactoredLayer | Non
     return FactoredLayer(tuple(names), share.g.flatten(0, 1), right.repeat_interleave(outputs, 0))
 
 
-def _explicit(model: nn.Module, x: Inputs, name: str) -> ExplicitLayer:
-    model = exact(model)
+def _explicit_layer(model: nn.Module, x: Inputs, name: str) -> ExplicitLayer:
+    """The features of one parameter, written out."""
+    model = with_exact_gradients(model)
     parameter = model.get_parameter(name)
-    with evaluating(model):
+    with evaluation_mode(model):
         with torch.no_grad():
-            outputs = call(model, x).shape[1]
+            outputs = call_model(model, x).shape[1]
         require(parameter.numel() > 0, f"parameter {name} is empty.")
         directions = torch.eye(outputs, dtype=parameter.dtype, device=parameter.device)
         rows = rows_by_sample(model, x, [parameter], directions)  # [n, k, p]
     first = parameter.shape[0] if parameter.ndim > 0 else 1
-    return ExplicitLayer((name,), rows.reshape(samples(x) * outputs, first, -1))
+    return ExplicitLayer((name,), rows.reshape(sample_count(x) * outputs, first, -1))

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from unlazy.kernels.capture import call, evaluating
-from unlazy.models.dense import Affine, ConstantAffine, ScaledAffine
+from unlazy.kernels.capture import call_model, evaluation_mode
+from unlazy.models.dense_layers import Affine, ConstantAffine, ScaledAffine
 from unlazy.runtime import Unsupported, require
 from unlazy.theory.emergence import Decomposition
 
@@ -65,17 +65,17 @@ def decompose_module(
     mean = torch.zeros(len(outer), dictionary.shape[1], dtype=torch.float64)
     square = torch.zeros_like(mean)
     for rows, labels in zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True):
-        read, pulls = _pulls(model, first, rows.to(outer), labels.to(outer), loss)
+        read, pulls = _first_layer_gradients(model, first, rows.to(outer), labels.to(outer), loss)
         wide = f"the first layer reads {read.shape[1]} numbers, patterns have {dictionary.shape[0]}."
         require(read.shape[1] == dictionary.shape[0], wide)
-        phi, told = read.double().cpu() @ dictionary.double().cpu(), (-pulls.double() / outer.double()).cpu()
-        mean += told.T @ phi / len(x)
-        square += told.square().T @ phi.square() / len(x)
+        phi, signal = read.double().cpu() @ dictionary.double().cpu(), (-pulls.double() / outer.double()).cpu()
+        mean += signal.T @ phi / len(x)
+        square += signal.square().T @ phi.square() / len(x)
     errors = ((square - mean.square()).clamp_min(0) / len(x)).sqrt()
     return Decomposition(mean, errors, relevant)
 
 
-def _pulls(
+def _first_layer_gradients(
     model: nn.Module, first: nn.Module, x: Float[Tensor, "n *shape"], y: Float[Tensor, " n"], loss: Loss
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n units"]]:
     """What the first layer reads, and the gradient of the summed loss at what it returns, row by row."""
@@ -88,8 +88,8 @@ def _pulls(
 
     hook = first.register_forward_hook(cut)
     try:
-        with evaluating(model), torch.enable_grad():
-            output = call(model, x)
+        with evaluation_mode(model), torch.enable_grad():
+            output = call_model(model, x)
             require(len(seen) == 1, f"the first layer must be called once a pass; it was called {len(seen)} times.")
             require(output.shape[1] == 1, f"the network must return one number a row, got {output.shape[1]}.")
             (pulls,) = torch.autograd.grad(loss(output[:, 0], y).sum(), [seen[0][1]])

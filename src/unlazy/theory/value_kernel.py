@@ -23,14 +23,16 @@ from unlazy.runtime import require, stream
 
 def expected_value_kernel(net: GatedNet, x: Float[Tensor, "n d"], deviation: float) -> Float[Tensor, "n n"]:
     """L s^(2 (L - 1)) H(x, x') for the hard gates of ``net``, s = ``deviation``; exact."""
-    return _check(net).settings.outputs * _law(net.settings.depth + 1, deviation) * neural_path_kernel(net, x)
+    _require_linear_gates(net)
+    factor = _expected_factor(net.settings.depth + 1, deviation)
+    return net.settings.outputs * factor * neural_path_kernel(net, x)
 
 
 def draw_value_kernels(
     net: GatedNet, x: Float[Tensor, "n d"], deviation: float, draws: int, seed: int = 0, at_once: int = 64
 ) -> Float[Tensor, "draws n n"]:
     """The kernel of the value weights under the hard gates of ``net``, once for each fresh normal draw of them."""
-    _check(net)
+    _require_linear_gates(net)
     require(draws >= 1, f"draws must be at least 1, got {draws!r}.")
     found = []
     for first in range(0, draws, at_once):
@@ -39,7 +41,7 @@ def draw_value_kernels(
     return torch.cat(found)
 
 
-def _law(matrices: int, deviation: float) -> float:
+def _expected_factor(matrices: int, deviation: float) -> float:
     return matrices * deviation ** (2 * (matrices - 1))
 
 
@@ -57,11 +59,10 @@ def _with_values(net: GatedNet, deviation: float, draws: range, seed: int) -> Ga
     return stack
 
 
-def _check(net: GatedNet) -> GatedNet:
+def _require_linear_gates(net: GatedNet) -> None:
     require(net.members is None, "one network at a time; take one with member(stack, index).")
     standard = net.settings.parametrisation == "standard"
-    require(standard, "the law is that of the standard parametrisation; see in_standard_parametrisation(net).")
+    require(standard, "the law is that of the standard parametrisation; see to_standard_parametrisation(net).")
     require(
         net.settings.gating == "linear", "only a gating network's gates stay the same when the values are drawn anew."
     )
-    return net

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unlazy.data.images import Images
 from unlazy.runtime import stream
-from unlazy.training.whitening import filtered, whitening_filter
+from unlazy.training.whitening import apply_filter, whitening_filter
 
 CROP = 4  # pixels a picture may shift by, each way
 WHITENED_BY = 348  # pictures, the first ones, that decide the whitening filter
@@ -33,7 +33,7 @@ class DeviceImages:
     whitening: Float[Tensor, "c c k k"] | None = None
 
     @classmethod
-    def put(
+    def from_images(
         cls,
         images: Images,
         device: str,
@@ -41,6 +41,7 @@ class DeviceImages:
         standardise: bool = True,
         layout: torch.memory_format = torch.contiguous_format,
     ) -> DeviceImages:
+        """Put pictures on a device."""
         mean = torch.tensor(images.mean if standardise else (0.0,) * images.pixels.shape[1], device=device)
         deviation = torch.tensor(images.deviation if standardise else (1.0,) * images.pixels.shape[1], device=device)
         pixels = images.pixels.permute(0, 2, 3, 1).contiguous().to(device)
@@ -49,8 +50,8 @@ class DeviceImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def whitened(self, ridge: float) -> DeviceImages:
-        """The same pictures under the filter that whitens them."""
+    def with_whitening(self, ridge: float) -> DeviceImages:
+        """The same pictures with the filter that whitens them."""
         plain = replace(self, whitening=None)
         return replace(self, whitening=whitening_filter(plain.floats(self.pixels[:WHITENED_BY]), ridge))
 
@@ -58,7 +59,7 @@ class DeviceImages:
         """Numbers for a network, as ``Images.floats``."""
         numbers = ((pixels.float() - self.low) / self.range).permute(0, 3, 1, 2)
         if self.whitening is not None:
-            numbers = filtered(numbers, self.whitening)
+            numbers = apply_filter(numbers, self.whitening)
         return numbers.contiguous(memory_format=self.layout)
 
     def batches(
@@ -69,9 +70,9 @@ class DeviceImages:
         ``mixed``: the chance of a picture to get a patch of another one of its batch; it keeps its own label.
         """
         n, height, width, _ = self.pixels.shape
-        order = self.order(seed, epoch)
-        rows, columns = _places(n, height, width, seed, epoch, order.device) if augment else (None, None)
-        patches = _patches(n, height, width, seed, epoch, mixed).to(order.device) if mixed > 0 else None
+        order = self.epoch_order(seed, epoch)
+        rows, columns = _source_pixels(n, height, width, seed, epoch, order.device) if augment else (None, None)
+        patches = _patch_masks(n, height, width, seed, epoch, mixed).to(order.device) if mixed > 0 else None
         for start in range(0, n - size + 1, size):
             chosen = order[start : start + size]
             if rows is None or columns is None:
@@ -83,30 +84,30 @@ class DeviceImages:
                 pixels = torch.where(patches[start : start + size, ..., None], pixels.roll(1, 0), pixels)
             yield self.floats(pixels), self.labels[chosen]
 
-    def order(self, seed: int, epoch: int) -> Int64[Tensor, "n"]:
+    def epoch_order(self, seed: int, epoch: int) -> Int64[Tensor, "n"]:
         """The pictures in the order of an epoch."""
         return torch.randperm(len(self), generator=stream(seed, "order", epoch)).to(self.pixels.device)
 
 
-def _places(
+def _source_pixels(
     n: int, height: int, width: int, seed: int, epoch: int, device: torch.device
 ) -> tuple[Int64[Tensor, "n h"], Int64[Tensor, "n w"]]:
-    """Which row and which column every pixel of an epoch's pictures is read from."""
+    """The row and the column from which each pixel of an epoch's flipped and shifted pictures is taken."""
     random = stream(seed, "augment", epoch)
     shift = torch.randint(-CROP, CROP + 1, (2, n, 1), generator=random).to(device)
     flip = torch.randint(0, 2, (n, 1), generator=random).to(device).bool()
     across = torch.arange(width, device=device)
-    rows = mirrored(torch.arange(height, device=device) + shift[0], height)
-    return rows, mirrored(torch.where(flip, width - 1 - across, across) + shift[1], width)
+    rows = mirror_index(torch.arange(height, device=device) + shift[0], height)
+    return rows, mirror_index(torch.where(flip, width - 1 - across, across) + shift[1], width)
 
 
-def mirrored(place: Int64[Tensor, "n k"], size: int) -> Int64[Tensor, "n k"]:
-    """Places beyond the edges of a picture read their mirror image inside (a picture at least ``CROP`` + 1 wide)."""
+def mirror_index(place: Int64[Tensor, "n k"], size: int) -> Int64[Tensor, "n k"]:
+    """Row or column numbers beyond the edges, mirrored into the picture (at least ``CROP`` + 1 wide)."""
     return (size - 1 - (size - 1 - place.abs()).abs()).clamp(0, size - 1)
 
 
-def _patches(n: int, height: int, width: int, seed: int, epoch: int, mixed: float) -> Bool[Tensor, "n h w"]:
-    """Which pixels of an epoch's pictures come from another one: a rectangle whose share of the area is uniform."""
+def _patch_masks(n: int, height: int, width: int, seed: int, epoch: int, mixed: float) -> Bool[Tensor, "n h w"]:
+    """Masks of the pixels that an epoch's pictures take from another one: a rectangle whose share of the area is uniform."""
     random = stream(seed, "patches", epoch)
     chosen = torch.rand(n, generator=random) < mixed
     side = torch.rand(n, generator=random).sqrt()

@@ -1,4 +1,4 @@
-"""Many members trained as one: the only place that knows that seeds, rates and slopes run side by side."""
+"""Members of a stack: networks with their own seeds, learning rates and gate slopes, trained together by one Adam."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Member:
             check_beta(self.beta)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, as in a run's header."""
         return {"seed": self.seed, "beta": self.beta, "lr": self.lr}
 
 
-def stack_of(spec: NetSpec, members: Sequence[Member], dtype: torch.dtype) -> GatedNet:
+def build_member_stack(spec: NetSpec, members: Sequence[Member], dtype: torch.dtype) -> GatedNet:
     """The stacked network of these members; members without a beta use the spec's."""
     default = spec.gate.beta
     betas = [default if member.beta is None else member.beta for member in members]
@@ -46,7 +47,7 @@ def stack_of(spec: NetSpec, members: Sequence[Member], dtype: torch.dtype) -> Ga
 
 
 def batch_order(members: Sequence[Member], epoch: int, n: int) -> Int[Tensor, "members n"]:
-    """The order of samples in one epoch: each member's own, and the same whatever company it trains in."""
+    """The order of samples in one epoch: each member has its own, which does not depend on the other members."""
     return torch.stack([torch.randperm(n, generator=stream(m.seed, "order", epoch)) for m in members])
 
 
@@ -65,7 +66,7 @@ class MemberAdam:
         self.named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         self.parameters: list[nn.Parameter] = [p for _, p in self.named]
         self.flat = torch.cat([p.detach().reshape(len(lr), -1) for p in self.parameters], dim=1)
-        for parameter, part in zip(self.parameters, self._parts(self.flat), strict=True):
+        for parameter, part in zip(self.parameters, self._split_flat(self.flat), strict=True):
             parameter.data = part
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         rates = net.rate_multipliers("adam")
@@ -85,21 +86,21 @@ class MemberAdam:
         self.flat.sub_(self.lr / (1 - self.decay**self.steps) * self.mean.div(root))
 
     def state(self) -> dict[str, Tensor]:
-        """``NAME/mean`` and ``NAME/square`` per parameter: the file does not know about the flat layout."""
+        """``NAME/mean`` and ``NAME/square`` per parameter, in the parameters' own shapes."""
         slots = {"mean": self.mean, "square": self.square}
         return {
             f"{name}/{slot}": part
             for slot, flat in slots.items()
-            for (name, _), part in zip(self.named, self._parts(flat), strict=True)
+            for (name, _), part in zip(self.named, self._split_flat(flat), strict=True)
         }
 
     def load(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Take up where ``state()`` was taken, after ``steps`` updates."""
+        """Restore what ``state()`` returned, after ``steps`` updates."""
         for name, part in self.state().items():
             part.copy_(state[name])
         self.steps = steps
 
-    def _parts(self, flat: Tensor) -> list[Tensor]:
+    def _split_flat(self, flat: Tensor) -> list[Tensor]:
         """Views of a flat ``[S, p]`` tensor in the shapes of the parameters."""
         sizes = [parameter[0].numel() for parameter in self.parameters]
         pieces = flat.split(sizes, dim=1)

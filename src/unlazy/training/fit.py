@@ -1,4 +1,4 @@
-"""The training loop. A recipe says everything; a run folder receives everything; a killed run goes on."""
+"""Train a stack of networks by a recipe into a run folder; a killed training resumes from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from unlazy.data.dataset import Dataset
 from unlazy.models.net import GatedNet
 from unlazy.models.spec import NetSpec
 from unlazy.runtime import StoreError, require
-from unlazy.scope.scope import Measure, Scope
 from unlazy.store import Run, Writer
-from unlazy.training.ensemble import Member, MemberAdam, batch_order, stack_of
+from unlazy.training.ensemble import Member, MemberAdam, batch_order, build_member_stack
+from unlazy.training.recorder import Measure, Recorder
 
 Progress = Callable[[int, int], None]
-GATHERED = 64  # batches put in order at once
+GATHERED = 64  # batches whose samples are gathered at once
 
 
 def squared_error(out: Tensor, y: Tensor) -> Float[Tensor, "*members"]:
@@ -67,6 +67,7 @@ class Recipe:
         require(self.loss in LOSSES, f"loss must be one of {', '.join(LOSSES)}; got {self.loss!r}.")
 
     def steps_per_epoch(self, n: int) -> int:
+        """Batches in an epoch of ``n`` samples; the last one may be smaller."""
         return -(-n // self.batch)
 
     def to_dict(self, data: Dataset, measures: Sequence[Measure]) -> dict[str, Any]:
@@ -99,11 +100,12 @@ def fit(
     scale: str | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Train all members of ``recipe`` on ``data`` into ``folder``; go on where an earlier call was cut off.
+    """Train all members of ``recipe`` on ``data`` into ``folder``; resume if an earlier call was interrupted.
 
-    ``start``: numbers to begin with instead of drawn ones, named as in a checkpoint; ``model/NAME`` for some or all tensors
-    of the network, and ``optim/NAME/SLOT`` with ``optim/steps`` if the optimiser is to go on too. ``gates``: fixed gates of
-    every sample, ``[members, n, units]`` per layer, whoever made them; only the value branch is then trained.
+    ``measures``: what to measure, and at which steps. ``start``: numbers to begin with instead of drawn ones, named as in a
+    checkpoint; ``model/NAME`` for some or all tensors of the network, and ``optim/NAME/SLOT`` with ``optim/steps`` to resume
+    the optimiser too. ``gates``: fixed gates of every sample, ``[members, n, units]`` per layer, from any source; only the
+    value branch is then trained.
 
     The final files are bit for bit those of an uninterrupted call (same thread count). A finished run is returned
     as it is.
@@ -111,8 +113,9 @@ def fit(
     for measure in measures:
         require(
             isinstance(measure, Measure),
-            f"measures are a list of Measure(probe, when), got {measure!r}; [] trains without looking, "
-            "Measure(unlazy.probes.standard.tangents, Fixed.at((0, 100))) stores two tangent kernels.",
+            f"measures are a list of Measure(probe, when), got {measure!r}; [] trains without measuring, "
+            "Measure(unlazy.probes.standard.tangents, FixedSteps.at((0, 100))) stores two tangent kernels "
+            "(Measure and FixedSteps are in unlazy.training.recorder).",
         )
     _check_shapes(recipe, data, gates)
     folder, data = Path(folder), data.to(getattr(torch, recipe.dtype))
@@ -143,7 +146,7 @@ def fit(
 
 
 def _check_shapes(recipe: Recipe, data: Dataset, gates: Sequence[Tensor] | None) -> None:
-    """Refuse what would broadcast to another task in silence."""
+    """Raise ``InputError`` if outputs, targets or gates do not fit: they would broadcast silently to another task."""
     spec, members = recipe.model, len(recipe.members)
     columns, outputs = data.y.shape[-1], spec.outputs
     require(columns == outputs, f"the network has {outputs} outputs, but the data {columns} target columns.")
@@ -164,21 +167,21 @@ def _train(
     gates: Sequence[Tensor] | None,
     progress: Progress,
 ) -> None:
-    net = stack_of(recipe.model, recipe.members, data.x.dtype).to(recipe.device)
+    net = build_member_stack(recipe.model, recipe.members, data.x.dtype).to(recipe.device)
     if gates is not None:
         for _, parameter in net.branch("gate"):
             parameter.requires_grad_(False)
     adam = MemberAdam(net, [member.lr for member in recipe.members])
     if start is not None:
-        _begin(start, net, adam)
+        _load_start(start, net, adam)
     data, loss = data.on(recipe.device), LOSSES[recipe.loss]
     there = [replace(measure, batch=measure.batch and measure.batch.on(recipe.device)) for measure in measures]
-    scope = Scope(net, data, writer, measures=there)
+    recorder = Recorder(net, data, writer, there)
     steps, first, before = recipe.steps_per_epoch(len(data)), 0, adam.steps
     if writer.resumed is not None:
-        first = _load(writer.resumed, recipe, net, adam, steps, before)
+        first = _load_checkpoint(writer.resumed, recipe, net, adam, steps, before)
     else:
-        scope.step(0, checkpoint=partial(_checkpoint, recipe, net, adam, 0))
+        recorder.step(0, checkpoint=partial(_checkpoint_arrays, recipe, net, adam, 0))
     if gates is None and not recipe.model.train_gates:
         with torch.no_grad():
             gates = net.gates(data.x)
@@ -189,7 +192,7 @@ def _train(
             adam.minimise(loss(net(x) if opened is None else net.value(x, opened), y))
             step = adam.steps - before
             at_end = saves and step == done * steps
-            scope.step(step, checkpoint=partial(_checkpoint, recipe, net, adam, done) if at_end else None)
+            recorder.step(step, checkpoint=partial(_checkpoint_arrays, recipe, net, adam, done) if at_end else None)
         progress(done, recipe.epochs)
 
 
@@ -212,7 +215,7 @@ def _batches(recipe: Recipe, data: Dataset, gates: Sequence[Tensor] | None, epoc
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-def _checkpoint(recipe: Recipe, net: GatedNet, adam: MemberAdam, epoch: int) -> dict[str, np.ndarray]:
+def _checkpoint_arrays(recipe: Recipe, net: GatedNet, adam: MemberAdam, epoch: int) -> dict[str, np.ndarray]:
     """model/NAME, optim/NAME/SLOT, optim/steps, and the keys of the random streams: (seed, epochs drawn) per member."""
     tensors = {f"model/{name}": tensor for name, tensor in net.state_dict().items()}
     tensors |= {f"optim/{name}": tensor for name, tensor in adam.state().items()}
@@ -224,8 +227,8 @@ def _order_keys(recipe: Recipe, epoch: int) -> np.ndarray:
     return np.array([[member.seed, epoch] for member in recipe.members], dtype=np.int64)
 
 
-def _begin(start: Mapping[str, np.ndarray], net: GatedNet, adam: MemberAdam) -> None:
-    """Put the given numbers in place of the drawn ones; streams of batch orders begin anew."""
+def _load_start(start: Mapping[str, np.ndarray], net: GatedNet, adam: MemberAdam) -> None:
+    """Replace drawn numbers by the given ones; the random streams of batch orders begin at epoch 0."""
     given = {name: torch.from_numpy(np.asarray(array)) for name, array in start.items() if name != "random/order"}
     known = net.state_dict()
     for name, tensor in given.items():
@@ -239,10 +242,10 @@ def _begin(start: Mapping[str, np.ndarray], net: GatedNet, adam: MemberAdam) -> 
         )
         known[key].copy_(tensor)  # in place: parameters stay views of the optimiser's flat tensor
     if "optim/steps" in given:
-        adam.load(_optimiser(given), int(given["optim/steps"]))
+        adam.load(_optimiser_state(given), int(given["optim/steps"]))
 
 
-def _load(
+def _load_checkpoint(
     resumed: tuple[int, Mapping[str, np.ndarray]],
     recipe: Recipe,
     net: GatedNet,
@@ -250,21 +253,21 @@ def _load(
     steps: int,
     before: int,
 ) -> int:
-    """Put everything back as it was at a checkpoint; returns the number of epochs done."""
+    """Restore network and optimiser from a checkpoint; returns the number of epochs done."""
     step, arrays = resumed
     epoch = step // steps
-    wanted = _checkpoint(recipe, net, adam, epoch)
+    wanted = _checkpoint_arrays(recipe, net, adam, epoch)
     if (
         arrays.keys() != wanted.keys()
         or not np.array_equal(arrays["random/order"], wanted["random/order"])
         or int(arrays["optim/steps"][0]) != step + before
     ):
         raise StoreError(f"the checkpoint at step {step} belongs to another training; delete the run folder.")
-    _begin(arrays, net, adam)
+    _load_start(arrays, net, adam)
     return epoch
 
 
-def _optimiser(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _optimiser_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("optim/"): tensor for name, tensor in tensors.items() if name.startswith("optim/")}
 
 

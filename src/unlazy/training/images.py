@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unlazy.data.images import Images
-from unlazy.models.conv import GatedImageNet
 from unlazy.models.gates import SoftGate
+from unlazy.models.image_net import GatedImageNet
 from unlazy.runtime import exact_float32, require
 from unlazy.store import Writer
 from unlazy.training.batches import DeviceImages
 from unlazy.training.fit import Progress
-from unlazy.training.state import record_look, resume, state_of
+from unlazy.training.state import resume_training, training_state, write_measurement
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("one-cycle", "constant")
@@ -35,10 +35,10 @@ EVALUATED_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """How to train. ``precision`` counts on a GPU only; ``distil`` is the share of the loss that follows a teacher's softened
-    outputs; ``gate_lr`` multiplies the rate of the gating branch. ``mixed``: the share of pictures with a patch of another
-    one, for pure distillation alone, where the teacher says what such a picture is. ``whiten``: the ridge of a filter that
-    whitens pictures before the network sees them (:mod:`unlazy.training.whitening`); 0: none.
+    """How to train an image network. ``precision`` counts on a GPU only; ``distil`` is the share of the loss that follows a
+    teacher's softened outputs; ``gate_lr`` multiplies the learning rate of the gating branch. ``mixed``: the share of pictures
+    that get a patch of another one; only with ``distil=1``, because such a picture has no label of its own. ``whiten``: the ridge
+    of a filter that whitens pictures first (:mod:`unlazy.training.whitening`); 0: none.
 
     ``looks_every``: accuracies are measured after every so many epochs, and always at the end; those on training images on the
     first ``train_probe`` of them (default: all), without augmentation.
@@ -83,7 +83,7 @@ class ImageRecipe:
         require(self.looks_every is None or self.looks_every >= 1, "looks_every must be at least 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what came later is named only where it is used, so that earlier trainings keep their ids."""
+        """Plain JSON values; ``whiten`` is left out if it is 0, so that trainings from before it existed keep their ids."""
         plain = asdict(self)
         return plain if self.whiten else {name: value for name, value in plain.items() if name != "whiten"}
 
@@ -128,8 +128,8 @@ def loss_function(net: GatedImageNet, recipe: ImageRecipe, teacher: nn.Module | 
     return loss
 
 
-class _Plain:
-    """Forward and backward, kernel by kernel."""
+class _PlainStep:
+    """Forward and backward pass of one step, launched kernel by kernel."""
 
     def __init__(self, net: nn.Module, loss: Loss) -> None:
         self.net, self.loss = net, loss
@@ -141,8 +141,8 @@ class _Plain:
         return value.detach()
 
 
-class _Captured:
-    """Forward and backward as one CUDA graph. Gradients live in the graph's memory and are overwritten by every replay."""
+class _CapturedStep:
+    """Forward and backward pass of one step as one CUDA graph, whose memory holds the gradients until the next replay."""
 
     def __init__(self, net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.clone(), y.clone()
@@ -166,20 +166,20 @@ class _Captured:
         return self.value.detach()
 
 
-def _capture(net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _Captured | None:
-    """The step as a graph, or ``None`` where this network, driver or card will not be captured; the network is as before."""
-    with _same_statistics(net):
+def _capture_step(net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> _CapturedStep | None:
+    """The step as a CUDA graph, or ``None`` if capture fails on this network, driver or card; the network is unchanged."""
+    with _preserve_statistics(net):
         try:
-            return _Captured(net, loss, x, y)
+            return _CapturedStep(net, loss, x, y)
         except RuntimeError:
             torch.cuda.synchronize()
             return None
 
 
 def _step_bytes(net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> int:
-    """Memory that one step needs at its peak, parameters included. A step before it lets cuDNN choose its algorithms."""
-    step = _Plain(net, loss)
-    with _same_statistics(net):
+    """Peak bytes of one step, parameters included. A first step lets cuDNN choose its algorithms."""
+    step = _PlainStep(net, loss)
+    with _preserve_statistics(net):
         step(x, y)
         net.zero_grad(set_to_none=True)
         torch.cuda.reset_peak_memory_stats()
@@ -191,8 +191,8 @@ def _step_bytes(net: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> int:
 
 
 @contextmanager
-def _same_statistics(net: nn.Module) -> Iterator[None]:
-    """Batch-norm statistics leave the block as they entered it."""
+def _preserve_statistics(net: nn.Module) -> Iterator[None]:
+    """Restore batch-norm statistics after the block."""
     kept = [buffer.clone() for buffer in net.buffers()]
     try:
         yield
@@ -245,10 +245,10 @@ def train_images(
 
     ``test_as_trained`` uses the gates of training, ``test_hard_gates`` the half-spaces; both count in full float32, training
     pictures in the precision of training. ``graphs=False`` launches every kernel by itself. Seconds are those of training alone,
-    without looks and without the capture; peak memory is that of one plain step, parameters included.
+    without measurements and without the capture; peak memory is that of one plain step, parameters included.
 
-    ``writer``: the run folder in which every look is recorded; network and optimiser are kept there after every ``keep_every``
-    epochs and at the end, and a training that was interrupted goes on from the last state kept, to the same numbers.
+    ``writer``: of the run folder that gets every measurement, and network and optimiser after every ``keep_every`` epochs and
+    at the end; an interrupted training resumes from the last of these checkpoints, to the same numbers.
     """
     require(teacher is not None or recipe.distil == 0, "distil is a share of what a teacher says: give a teacher.")
     require(teacher is None or recipe.whiten == 0, "a teacher would be shown whitened pictures: distil without whiten.")
@@ -257,7 +257,7 @@ def train_images(
     cuda = torch.device(device).type == "cuda"
     autocast = cuda and recipe.precision == "bfloat16"
     layout = torch.channels_last if autocast else torch.contiguous_format  # tensor cores read bfloat16 channels last
-    data, probe, held_out = on_device(
+    data, probe, held_out = put_on_device(
         recipe, train, train.take(slice(recipe.train_probe)), test, device=device, layout=layout
     )
     _move(net, device, layout).train()
@@ -265,31 +265,33 @@ def train_images(
         _move(teacher, device, layout).eval()
     loss = loss_function(net, recipe, teacher, autocast=autocast)
     optimiser = make_optimiser(net, recipe, fused=cuda)
-    step: _Plain | _Captured = _Plain(net, loss)
+    step: _PlainStep | _CapturedStep = _PlainStep(net, loss)
     per_epoch = len(data) // recipe.batch
-    step_done, seconds, curve = resume(writer, net, optimiser)
+    step_done, seconds, curve = resume_training(writer, net, optimiser)
     peak = 0
-    with quick_convolutions():
+    with benchmark_convolutions():
         if cuda:
             some = data.floats(data.pixels[: recipe.batch]), data.labels[: recipe.batch]
             peak = _step_bytes(net, loss, *some)
-            step = (_capture(net, loss, *some) if graphs else None) or step
+            step = (_capture_step(net, loss, *some) if graphs else None) or step
         for epoch in range(step_done // per_epoch, recipe.epochs):
-            started = now(cuda)
-            total = _one_epoch(step, optimiser, data, recipe, seed, epoch)
-            seconds += now(cuda) - started
-            looks, keeps = (_due(epoch + 1, every, recipe.epochs) for every in (recipe.looks_every, keep_every))
-            look: dict[str, Any] = {"epoch": epoch + 1, "loss": _plain(total / per_epoch)} if looks or keeps else {}
-            if looks:
-                look |= accuracies(net, probe, held_out, autocast=autocast)
-                curve.append(look)
+            started = synchronised_time(cuda)
+            total = _train_epoch(step, optimiser, data, recipe, seed, epoch)
+            seconds += synchronised_time(cuda) - started
+            measures, keeps = (_is_due(epoch + 1, every, recipe.epochs) for every in (recipe.looks_every, keep_every))
+            numbers: dict[str, Any] = {}
+            if measures or keeps:
+                numbers = {"epoch": epoch + 1, "loss": _finite_or_none(total / per_epoch)}
+            if measures:
+                numbers |= measure_accuracies(net, probe, held_out, autocast=autocast)
+                curve.append(numbers)
                 net.train()
-            if writer is not None and look:
-                kept = state_of(net, optimiser) if keeps else None
-                record_look(writer, (epoch + 1) * per_epoch, look | {"seconds": seconds}, kept)
+            if writer is not None and numbers:
+                kept = training_state(net, optimiser) if keeps else None
+                write_measurement(writer, (epoch + 1) * per_epoch, numbers | {"seconds": seconds}, kept)
             if progress is not None:
                 progress(epoch + 1, recipe.epochs)
-    best = max(curve, key=lambda look: look["test_as_trained"])
+    best = max(curve, key=lambda one: one["test_as_trained"])
     return {
         **{name: value for name, value in curve[-1].items() if name != "epoch"},
         "best_test": best["test_as_trained"],
@@ -301,39 +303,42 @@ def train_images(
         "parameters": sum(parameter.numel() for parameter in net.parameters()),
         "peak_megabytes": round(peak / 1e6, 1) if cuda else None,
         "precision": "bfloat16" if autocast else "float32",
-        "graphs": isinstance(step, _Captured),
+        "graphs": isinstance(step, _CapturedStep),
     }
 
 
-def on_device(
+def put_on_device(
     recipe: ImageRecipe,
     train: Images,
     *others: Images,
     device: str,
     layout: torch.memory_format = torch.contiguous_format,
 ) -> list[DeviceImages]:
-    """Training pictures and others, all as a recipe wants them; it is the training pictures that decide how they are whitened."""
-    put = [DeviceImages.put(some, device, standardise=recipe.standardise, layout=layout) for some in (train, *others)]
+    """Training pictures and others on the device, prepared as a recipe says; the training pictures decide the whitening."""
+    put = [
+        DeviceImages.from_images(some, device, standardise=recipe.standardise, layout=layout)
+        for some in (train, *others)
+    ]
     if recipe.whiten == 0:
         return put
-    filter_ = put[0].whitened(recipe.whiten).whitening
+    filter_ = put[0].with_whitening(recipe.whiten).whitening
     return [replace(some, whitening=filter_) for some in put]
 
 
-def _due(epoch: int, every: int | None, last: int) -> bool:
-    """Whether something that happens after every so many epochs, and at the end, happens after this one."""
+def _is_due(epoch: int, every: int | None, last: int) -> bool:
+    """Whether this epoch is a multiple of ``every``, or the last one."""
     return epoch == last or (every is not None and epoch % every == 0)
 
 
-def _one_epoch(
-    step: _Plain | _Captured,
+def _train_epoch(
+    step: _PlainStep | _CapturedStep,
     optimiser: torch.optim.Optimizer,
     data: DeviceImages,
     recipe: ImageRecipe,
     seed: int,
     epoch: int,
 ) -> Tensor:
-    """All whole batches of one epoch; returns the summed loss, still on the device."""
+    """Train on all whole batches of one epoch; returns the summed loss, still on the device."""
     count = len(data) // recipe.batch
     total = torch.zeros((), device=data.labels.device)
     batches = data.batches(seed, epoch, recipe.batch, augment=recipe.augment, mixed=recipe.mixed)
@@ -345,10 +350,10 @@ def _one_epoch(
     return total
 
 
-def accuracies(
+def measure_accuracies(
     net: GatedImageNet, train: DeviceImages, test: DeviceImages, *, autocast: bool = False
 ) -> dict[str, float]:
-    """Shares of right answers on both sets, as trained and with hard gates; ``autocast`` counts for training pictures alone."""
+    """Accuracies on both sets, as trained and with hard gates; ``autocast`` counts for training pictures only."""
     found = {}
     for name, model in (("as_trained", net), ("hard_gates", net.hard())):
         if name == "as_trained" or isinstance(net.settings.gate, SoftGate):
@@ -362,13 +367,13 @@ def accuracies(
 def accuracy(net: nn.Module, data: DeviceImages, *, autocast: bool = False, mirrored: bool = False) -> float:
     """Share of right answers in evaluation mode, in full float32 unless in bfloat16 (``autocast``).
 
-    ``mirrored``: of the mean of the outputs on a picture and on its mirror image.
+    ``mirrored``: use the mean of the outputs on a picture and on its mirror image.
     """
     net.eval()
     device = data.labels.device
     right = torch.zeros((), dtype=torch.int64, device=device)
     in_bfloat16 = torch.autocast(device.type, torch.bfloat16, enabled=autocast)
-    with torch.no_grad(), exact_float32(), quick_convolutions(False), in_bfloat16:
+    with torch.no_grad(), exact_float32(), benchmark_convolutions(False), in_bfloat16:
         for start in range(0, len(data), EVALUATED_AT_ONCE):
             rows = slice(start, start + EVALUATED_AT_ONCE)
             pixels = data.pixels[rows]
@@ -380,8 +385,8 @@ def accuracy(net: nn.Module, data: DeviceImages, *, autocast: bool = False, mirr
 
 
 @contextmanager
-def quick_convolutions(tried: bool = True) -> Iterator[None]:
-    """Let cuDNN try its algorithms once for every shape, or go by its rules of thumb."""
+def benchmark_convolutions(tried: bool = True) -> Iterator[None]:
+    """Inside the block, cuDNN tries its algorithms once for every shape (``tried``) or chooses by its heuristics."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = tried
     try:
@@ -391,19 +396,20 @@ def quick_convolutions(tried: bool = True) -> Iterator[None]:
 
 
 def _move(net: nn.Module, device: str, layout: torch.memory_format) -> nn.Module:
+    """Move a network to a device, its weights in this memory layout."""
     move: Any = net.to  # torch's annotations forget memory_format
     moved: nn.Module = move(device, memory_format=layout)
     return moved
 
 
-def now(cuda: bool) -> float:
-    """The time, once the GPU has done what it was told."""
+def synchronised_time(cuda: bool) -> float:
+    """The time in seconds, after all work of the GPU is done."""
     if cuda:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def _plain(value: Tensor) -> float | None:
-    """A number for JSON; ``None`` where training diverged."""
+def _finite_or_none(value: Tensor) -> float | None:
+    """A number for JSON; ``None`` if it is not finite because training diverged."""
     number = float(value)
     return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""Any module replaced by its tangent at the start: f_lin(x; theta) = f(x; theta_0) + J(x) (theta - theta_0).
+"""The linearised network: f_lin(x; theta) = f(x; theta_0) + J(x) (theta - theta_0), of any module.
 
 ``linearise(model)`` gives a module whose one trainable parameter is the displacement theta - theta_0, all chosen parameters
 in one vector. Train it with any loss and optimiser, or, for squared errors, take the end of training (``solve``) and every
@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_inputs
 from unlazy.kernels.gated import Gated, refuse_stack
 from unlazy.kernels.gram import parse_memory
+from unlazy.kernels.jacobian import ModuleJacobian
 from unlazy.kernels.selection import select_parameters
+from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.gates import HardGate
 from unlazy.runtime import InputError, Unsupported, require
-from unlazy.training.tangents import Tangents, widen
 
 ROUTES = ("auto", "kernel", "parameters")
 
@@ -48,7 +50,7 @@ def linearise(model: nn.Module, *, parameters: str | Sequence[str] = "trainable"
                 type(model).__name__, "hard gates are locally constant in their parameters", "Take parameters='value'."
             )
         model = model.hard()
-    return Linearised(Tangents(model, names))
+    return Linearised(ModuleJacobian(model, names))
 
 
 class Linearised(nn.Module):
@@ -56,23 +58,24 @@ class Linearised(nn.Module):
 
     displacement: nn.Parameter
 
-    def __init__(self, tangents: Tangents) -> None:
+    def __init__(self, jacobian: ModuleJacobian) -> None:
         super().__init__()
-        self.tangents = tangents
-        self.displacement = nn.Parameter(torch.zeros_like(tangents.vector()))
+        self.jacobian = jacobian
+        self.displacement = nn.Parameter(torch.zeros_like(jacobian.vector()))
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.tangents.names
+        """The parameters that are linearised, in the order of ``displacement``."""
+        return self.jacobian.names
 
     def forward(self, *arguments: Any, **options: Any) -> Tensor:
         """f(x; theta_0) + J(x) displacement; called as the model is called."""
-        start, moved = self.tangents.push(self.displacement, (arguments, options))
+        start, moved = self.jacobian.jvp(self.displacement, (arguments, options))
         return start + moved
 
     def theta(self) -> dict[str, Tensor]:
         """theta_0 + displacement, by name."""
-        return self.tangents.split(self.tangents.vector() + self.displacement.detach())
+        return self.jacobian.split(self.jacobian.vector() + self.displacement.detach())
 
     def solve(
         self, x: Inputs, y: Tensor, *, ridge: float = 0.0, route: str = "auto", memory: str | int | None = None
@@ -87,7 +90,7 @@ class Linearised(nn.Module):
         if ridge == 0:
             moved = self.flow(x, y, route=route, memory=memory).displacement([math.inf])[0]
         else:
-            problem = _Problem.of(self.tangents.wide(), widen(x), y.double(), route, memory, matrices=2)
+            problem = _Problem.build(self.jacobian.in_float64(), _in_float64(x), y.double(), route, memory, matrices=2)
             problem.matrix.diagonal().add_(ridge * problem.matrix.trace() / problem.residual.numel())
             factor, failed = torch.linalg.cholesky_ex(problem.matrix)
             require(
@@ -100,7 +103,7 @@ class Linearised(nn.Module):
 
     def flow(self, x: Inputs, y: Tensor, *, route: str = "auto", memory: str | int | None = None) -> GradientFlow:
         """Gradient flow on the mean squared error from theta_0, at all times at once (arguments as in ``solve``)."""
-        problem = _Problem.of(self.tangents.wide(), widen(x), y.double(), route, memory, matrices=3)
+        problem = _Problem.build(self.jacobian.in_float64(), _in_float64(x), y.double(), route, memory, matrices=3)
         return GradientFlow(problem, *torch.linalg.eigh(problem.matrix))
 
 
@@ -111,7 +114,7 @@ class _Problem:
     ``kernel``: the matrix is J J^T and its right side the residual y - f_0; else J^T J and J^T times the residual.
     """
 
-    tangents: Tangents
+    jacobian: ModuleJacobian
     x: Inputs
     residual: Float[Tensor, "n o"]
     kernel: bool
@@ -119,16 +122,16 @@ class _Problem:
     right: Float[Tensor, "k"]
 
     @classmethod
-    def of(
-        cls, tangents: Tangents, x: Inputs, y: Tensor, route: str, memory: str | int | None, matrices: int
+    def build(
+        cls, jacobian: ModuleJacobian, x: Inputs, y: Tensor, route: str, memory: str | int | None, matrices: int
     ) -> _Problem:
-        """``matrices``: how many of that size the solver holds at once."""
+        """Form the smaller matrix; raises if the solver, which holds ``matrices`` of that size, would exceed the memory."""
         require(route in ROUTES, f"route must be one of {', '.join(ROUTES)}; got {route!r}.")
         check_inputs(x)
-        start = tangents.start(x)
+        start = jacobian.outputs(x)
         y = y[:, None] if y.ndim == 1 else y
         require(y.shape == start.shape, f"targets must be {tuple(start.shape)} as the outputs, got {tuple(y.shape)}.")
-        residual, size = y - start, len(tangents.vector())
+        residual, size = y - start, len(jacobian.vector())
         kernel = route == "kernel" or (route == "auto" and residual.numel() <= size)
         side = residual.numel() if kernel else size
         needed, budget = 8 * matrices * side**2, parse_memory(memory)
@@ -138,23 +141,23 @@ class _Problem:
                 "give more memory, or train the linearised module with an optimiser."
             )
         if kernel:
-            return cls(tangents, x, residual, True, tangents.kernel(x, memory=memory), residual.flatten())
+            return cls(jacobian, x, residual, True, output_kernel(jacobian, x, memory=memory), residual.flatten())
         matrix, right = residual.new_zeros(side, side), residual.new_zeros(side)
-        for part, rows in tangents.rows(x):
+        for part, rows in jacobian.rows(x):
             flat = rows.flatten(0, 1)  # [c o, p]
             matrix.addmm_(flat.T, flat)
             right.addmv_(flat.T, residual[part].flatten())
-        return cls(tangents, x, residual, False, matrix, right)
+        return cls(jacobian, x, residual, False, matrix, right)
 
     def displacement(self, solution: Float[Tensor, "k"]) -> Float[Tensor, "p"]:
-        """What a solution moves: on the kernel's side it weighs the samples' gradients."""
-        return self.tangents.pull(solution.view_as(self.residual), self.x) if self.kernel else solution
+        """The displacement that a solution stands for: J^T solution on the kernel's side, else the solution itself."""
+        return self.jacobian.vjp(solution.view_as(self.residual), self.x) if self.kernel else solution
 
-    def moved(self, solutions: Float[Tensor, "t k"], x: Inputs) -> Float[Tensor, "t a"]:
-        """J(x) times what the solutions move, for all of them at once."""
+    def output_change(self, solutions: Float[Tensor, "t k"], x: Inputs) -> Float[Tensor, "t a"]:
+        """J(x) times the displacements of all solutions at once: how they change the outputs."""
         if self.kernel:
-            return solutions @ self.tangents.kernel(x, self.x).T
-        return torch.cat([solutions @ rows.flatten(0, 1).T for _, rows in self.tangents.rows(x)], dim=1)
+            return solutions @ output_kernel(self.jacobian, x, self.x).T
+        return torch.cat([solutions @ rows.flatten(0, 1).T for _, rows in self.jacobian.rows(x)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -175,12 +178,12 @@ class GradientFlow:
 
     def outputs(self, times: Sequence[float] | Tensor, x: Inputs | None = None) -> Float[Tensor, "t m o"]:
         """f_lin(x; theta_t) at each time, on the training points or on new ones."""
-        x = self.problem.x if x is None else widen(x)
-        start = self.problem.tangents.start(x)
-        return start + self.problem.moved(self._solutions(times), x).unflatten(1, start.shape)
+        x = self.problem.x if x is None else _in_float64(x)
+        start = self.problem.jacobian.outputs(x)
+        return start + self.problem.output_change(self._solutions(times), x).unflatten(1, start.shape)
 
     def _solutions(self, times: Sequence[float] | Tensor) -> Float[Tensor, "t k"]:
-        """V (1 - exp(-rate values t)) / values V^T right; directions that no sample feels stay where they are."""
+        """V (1 - exp(-rate values t)) / values V^T right; directions with eigenvalue 0 stay at 0."""
         t = torch.as_tensor(times, dtype=torch.float64, device=self.values.device)
         require(t.ndim == 1 and bool((t >= 0).all()), f"times must be a list of numbers of at least 0, got {times!r}.")
         felt = self.values > len(self.values) * torch.finfo(self.values.dtype).eps * self.values[-1]
@@ -188,3 +191,18 @@ class GradientFlow:
         rate = 2 / self.problem.residual.numel()
         gains = -torch.expm1(-rate * t[:, None] * values) / values
         return (gains * (vectors.T @ self.problem.right)) @ vectors.T
+
+
+def output_kernel(
+    jacobian: ModuleJacobian, x: Inputs, x2: Inputs | None = None, memory: str | int | None = None
+) -> Float[Tensor, "a b"]:
+    """J(x) J(x2)^T over all pairs of samples and outputs, ``[n o, m o]``."""
+    full = tangent_kernel(jacobian.base, x, x2, outputs="full", parameters=list(jacobian.names), memory=memory)
+    return full.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def _in_float64(x: Inputs) -> Inputs:
+    """Inputs with their real numbers as float64."""
+    return pytree.tree_map(
+        lambda leaf: leaf.double() if torch.is_tensor(leaf) and leaf.is_floating_point() else leaf, x
+    )

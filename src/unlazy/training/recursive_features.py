@@ -33,12 +33,12 @@ class FeatureMachine:
         return laplace_kernel(x.to(self.points), self.points, self.metric, self.width) @ self.coefficients
 
     def agop(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "d d"]:
-        """(1/m) sum over rows and outputs of grad f grad f^T; a row that is itself a point of the machine adds no pull there.
+        """(1/m) sum over rows and outputs of grad f grad f^T; a row that is a point of the machine leaves that point out.
 
         ``grad f(x) = -(1/width) sum_i c_i K(x, x_i) / |x - x_i|_M  M (x - x_i)``: one product of matrices for each output.
         """
         x = x.to(self.points)
-        lengths = _lengths(x, self.points, self.metric)
+        lengths = _metric_distances(x, self.points, self.metric)
         pulls = torch.where(lengths > 0, (-lengths / self.width).exp() / lengths, torch.zeros_like(lengths))
         total = torch.zeros_like(self.metric)
         for coefficients in self.coefficients.T:
@@ -56,7 +56,7 @@ def laplace_kernel(
     >>> laplace_kernel(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), torch.eye(2), 5.0).item() == torch.tensor(-1.0).exp().item()
     True
     """
-    return (-_lengths(x, z, metric) / width).exp()
+    return (-_metric_distances(x, z, metric) / width).exp()
 
 
 def recursive_features(
@@ -104,7 +104,7 @@ def top_directions(metric: Float[Tensor, "d d"], count: int) -> Float[Tensor, "d
     return torch.linalg.eigh(metric).eigenvectors[:, -count:].flip(1)
 
 
-def _lengths(x: Tensor, z: Tensor, metric: Tensor) -> Float[Tensor, "n m"]:
+def _metric_distances(x: Tensor, z: Tensor, metric: Tensor) -> Float[Tensor, "n m"]:
     """|x - z|_M through a square root of M: distances cannot come out negative."""
     values, vectors = torch.linalg.eigh(metric)
     root = vectors * values.clamp_min(0).sqrt()

@@ -35,13 +35,15 @@ def whitening_filter(
     values, vectors = torch.linalg.eigh(torch.cov(patches.T).reshape(patches.shape[1], -1))
     whitening = (vectors * (values.clamp(min=0) + ridge * values.mean()).rsqrt()) @ vectors.T
     middle = whitening.reshape(channels, size, size, channels, size, size)[:, size // 2, size // 2]
-    spread = filtered(pictures.double(), middle).std((0, 2, 3))
+    spread = apply_filter(pictures.double(), middle).std((0, 2, 3))
     varied = float(values.mean()) > 0 and bool((spread > 0).all())
     require(varied, "these pictures have a channel that never changes, so that nothing can be whitened there.")
     return (middle / spread[:, None, None, None]).to(pictures.dtype)
 
 
-def filtered(pictures: Float[Tensor, "n c h w"], filter_: Float[Tensor, "c c size size"]) -> Float[Tensor, "n c h w"]:
+def apply_filter(
+    pictures: Float[Tensor, "n c h w"], filter_: Float[Tensor, "c c size size"]
+) -> Float[Tensor, "n c h w"]:
     """Pictures under a filter, in the precision they come in; beyond their edges they are mirrored."""
     reach = filter_.shape[-1] // 2
     with torch.autocast(pictures.device.type, enabled=False), exact_float32():  # differences of nearly equal numbers

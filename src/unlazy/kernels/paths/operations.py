@@ -1,12 +1,12 @@
-"""What the layers of a network do to numbers of paths: the forward pass with every weight replaced by one.
+"""How numbers of paths pass through the layers of a network: a forward pass with every weight replaced by one.
 
 A *state* holds, for the units of one layer and a block of pairs of inputs, how many common active paths end there:
 ``[*axes, a, b]``, axes as in one sample. Where the number is the same all along an axis, or where only the sum along it will be
-needed, that axis has length 1; ``summed`` says which. So a plain convolutional net needs one number per position and
+needed, that axis has length 1; see :func:`sum_axes`. So a plain convolutional net needs one number per position and
 no channels, and a dense layer a single number.
 
-Every operation knows three things: the shape of its output; which axes of its inputs it will only look at summed, given those
-of its output (``asks``); and how numbers of paths pass through it (``carry``).
+Every operation has three methods: ``shape`` of its output; ``input_axes_to_sum``, the axes of its inputs of which it needs only
+sums, given those of its output; and ``carry``, which gives the numbers of paths at its output.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Axes = frozenset[int]
 NONE: Axes = frozenset()
 
 
-def summed(state: Tensor, axes: Axes, shape: Shape) -> Tensor:
+def sum_axes(state: Tensor, axes: Axes, shape: Shape) -> Tensor:
     """The sum over ``axes`` of a state of ``shape``, kept with length 1: a shared number counts for each unit."""
     for axis in sorted(axes):
         if state.shape[axis] != 1:
@@ -34,7 +34,7 @@ def summed(state: Tensor, axes: Axes, shape: Shape) -> Tensor:
     return state
 
 
-def spread(state: Tensor, axes: Axes, shape: Shape) -> Tensor:
+def expand_axes(state: Tensor, axes: Axes, shape: Shape) -> Tensor:
     """The same state with one number per unit along ``axes`` (a view)."""
     sizes = [shape[axis] if axis in axes else -1 for axis in range(len(shape))]
     return state.expand(*sizes, -1, -1)
@@ -45,19 +45,24 @@ class Operation:
     """Base of all: states pass unchanged, as they do through dropout or a scaling of each unit."""
 
     def shape(self, shapes: Sequence[Shape]) -> Shape:
+        """Shape of the output for one sample, from the shapes of the inputs."""
         return shapes[0]
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+        """For each input, the axes of which only sums are needed if only sums over ``wanted`` are needed of the output."""
         return [wanted] * len(shapes)
 
     def carry(self, states: Sequence[Tensor | None], wanted: Axes, shapes: Sequence[Shape]) -> Tensor | None:
-        """``states``: already summed over what was asked, ``None`` for no paths at all. Returns them summed over ``wanted``."""
+        """Numbers of paths at the output, summed over ``wanted``.
+
+        ``states``: those at the inputs, summed over ``input_axes_to_sum``; ``None`` where there are no paths.
+        """
         return states[0]
 
 
 @dataclass(frozen=True)
 class Source(Operation):
-    """Where the walk starts: the input (``raw``), or numbers that do not depend on it."""
+    """The input (``raw``), where paths begin; or numbers that do not depend on the input."""
 
     size: Shape
     raw: bool
@@ -68,7 +73,7 @@ class Source(Operation):
 
 @dataclass(frozen=True)
 class Opaque(Operation):
-    """Something that has no rule; ``why`` and ``remedy`` say it. An error as soon as the output depends on it."""
+    """An operation without a rule. If the output depends on it, an error is raised with ``why`` and ``remedy``."""
 
     size: Shape
     why: str
@@ -80,9 +85,9 @@ class Opaque(Operation):
 
 @dataclass(frozen=True)
 class Gate(Operation):
-    """Units that are open or closed. Its numbers of open units come from the inputs, so the caller multiplies."""
+    """Units that are open or closed. Which are open depends on the input, so the caller multiplies by their number."""
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         return [NONE]
 
 
@@ -105,7 +110,7 @@ class Mix(Operation):
     def shape(self, shapes: Sequence[Shape]) -> Shape:
         return (*shapes[0][: self.axis], self.out, *shapes[0][self.axis + 1 :])
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         return [(wanted | {self.axis}) if self.groups == 1 else (wanted - {self.axis})]
 
     def carry(self, states: Sequence[Tensor | None], wanted: Axes, shapes: Sequence[Shape]) -> Tensor | None:
@@ -119,11 +124,11 @@ class Mix(Operation):
             else:
                 state = state.unflatten(self.axis, (self.groups, each)).sum(self.axis + 1, dtype=state.dtype)
                 state = state.repeat_interleave(self.out // self.groups, self.axis)
-        return summed(state, wanted & {self.axis}, self.shape(shapes))
+        return sum_axes(state, wanted & {self.axis}, self.shape(shapes))
 
 
 @dataclass(frozen=True)
-class Run:
+class EdgeRange:
     """Edges from units ``source, source + source_step, ...`` to units ``target, target + target_step, ...`` of an axis."""
 
     target: int
@@ -132,7 +137,8 @@ class Run:
     source_step: int
     count: int
 
-    def ends(self) -> tuple[slice, slice]:
+    def slices(self) -> tuple[slice, slice]:
+        """Target units and source units, as slices of the axis."""
         return (
             slice(self.target, self.target + (self.count - 1) * self.target_step + 1, self.target_step),
             slice(self.source, self.source + (self.count - 1) * self.source_step + 1, self.source_step),
@@ -145,16 +151,16 @@ class AxisMap:
 
     axis: int
     size: int
-    taps: tuple[tuple[Run, ...], ...]
+    taps: tuple[tuple[EdgeRange, ...], ...]
 
 
 def axis_map(axis: int, size: int, taps: Sequence[Sequence[tuple[int, int]]]) -> AxisMap:
-    """From (target, source) pairs per tap; pairs at even distances become one run."""
-    return AxisMap(axis, size, tuple(tuple(_runs(list(tap))) for tap in taps))
+    """An :class:`AxisMap` from (target, source) pairs for each tap; pairs at equal distances become one range."""
+    return AxisMap(axis, size, tuple(tuple(_edge_ranges(list(tap))) for tap in taps))
 
 
-def _runs(pairs: list[tuple[int, int]]) -> list[Run]:
-    runs: list[Run] = []
+def _edge_ranges(pairs: list[tuple[int, int]]) -> list[EdgeRange]:
+    runs: list[EdgeRange] = []
     while pairs:
         count, steps = 1, (1, 1)
         if len(pairs) > 1:
@@ -165,23 +171,23 @@ def _runs(pairs: list[tuple[int, int]]) -> list[Run]:
                     pairs[0][1] + count * steps[1],
                 ):
                     count += 1
-        runs.append(Run(pairs[0][0], max(1, steps[0]), pairs[0][1], max(1, steps[1]), count))
+        runs.append(EdgeRange(pairs[0][0], max(1, steps[0]), pairs[0][1], max(1, steps[1]), count))
         pairs = pairs[count:]
     return runs
 
 
-def _along(state: Tensor, way: AxisMap, taps: Sequence[Sequence[Run]]) -> Tensor:
-    """The sum over taps along one axis. Only additions, so nothing cancels."""
+def _sum_taps(state: Tensor, way: AxisMap, taps: Sequence[Sequence[EdgeRange]]) -> Tensor:
+    """Numbers of paths along one axis of windows: the sum over taps."""
     sizes = list(state.shape)
     sizes[way.axis] = way.size
     before = (slice(None),) * way.axis
     runs = sorted(itertools.chain.from_iterable(taps), key=lambda run: -run.count)
     if runs and runs[0].count == way.size:
-        made = state[(*before, runs.pop(0).ends()[1])].clone(memory_format=torch.contiguous_format)
+        made = state[(*before, runs.pop(0).slices()[1])].clone(memory_format=torch.contiguous_format)
     else:
         made = state.new_zeros(sizes)
     for run in runs:
-        target, source = run.ends()
+        target, source = run.slices()
         made[(*before, target)] += state[(*before, source)]
     return made
 
@@ -202,7 +208,7 @@ class Window(Operation):
             sizes[way.axis] = way.size
         return tuple(sizes)
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         return [wanted - {way.axis for way in self.maps}]
 
     def carry(self, states: Sequence[Tensor | None], wanted: Axes, shapes: Sequence[Shape]) -> Tensor | None:
@@ -210,8 +216,8 @@ class Window(Operation):
         if state is None:
             return None
         for way in self.maps:
-            state = _along(spread(state, frozenset({way.axis}), shapes[0]), way, way.taps)
-        return summed(state, wanted & {way.axis for way in self.maps}, self.shape(shapes))
+            state = _sum_taps(expand_axes(state, frozenset({way.axis}), shapes[0]), way, way.taps)
+        return sum_axes(state, wanted & {way.axis for way in self.maps}, self.shape(shapes))
 
 
 @dataclass(frozen=True)
@@ -220,26 +226,27 @@ class Unfold(Operation):
 
     maps: tuple[AxisMap, ...]
 
-    def taps(self) -> list[tuple[tuple[Run, ...], ...]]:
+    def taps(self) -> list[tuple[tuple[EdgeRange, ...], ...]]:
+        """All combinations of one tap for each axis."""
         return list(itertools.product(*(way.taps for way in self.maps)))
 
     def shape(self, shapes: Sequence[Shape]) -> Shape:
         return (len(self.taps()), *Window(self.maps, pooled=False).shape(shapes))
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         return [NONE]
 
     def carry(self, states: Sequence[Tensor | None], wanted: Axes, shapes: Sequence[Shape]) -> Tensor | None:
         if states[0] is None:
             return None
-        whole = spread(states[0], frozenset(way.axis for way in self.maps), shapes[0])
+        whole = expand_axes(states[0], frozenset(way.axis for way in self.maps), shapes[0])
         pieces = []
         for taps in self.taps():
             state = whole
             for way, runs in zip(self.maps, taps, strict=True):
-                state = _along(state, way, [runs])
+                state = _sum_taps(state, way, [runs])
             pieces.append(state)
-        return summed(torch.stack(pieces), wanted, self.shape(shapes))
+        return sum_axes(torch.stack(pieces), wanted, self.shape(shapes))
 
 
 @dataclass(frozen=True)
@@ -253,7 +260,7 @@ class Total(Operation):
         sizes = enumerate(shapes[0])
         return tuple(1 if axis in self.axes else size for axis, size in sizes if self.keep or axis not in self.axes)
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         left = [axis for axis in range(len(shapes[0])) if self.keep or axis not in self.axes]
         return [self.axes | {left[axis] for axis in wanted}]
 
@@ -269,16 +276,16 @@ class Add(Operation):
     def shape(self, shapes: Sequence[Shape]) -> Shape:
         return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*shapes, strict=True))
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         out = self.shape(shapes)
         return [frozenset(axis for axis in wanted if shape[axis] == out[axis]) for shape in shapes]
 
     def carry(self, states: Sequence[Tensor | None], wanted: Axes, shapes: Sequence[Shape]) -> Tensor | None:
-        out, asked = self.shape(shapes), self.asks(wanted, shapes)
+        out, asked = self.shape(shapes), self.input_axes_to_sum(wanted, shapes)
         total: Tensor | None = None
         for state, already in zip(states, asked, strict=True):
             if state is not None:
-                state = summed(state, wanted - already, out)
+                state = sum_axes(state, wanted - already, out)
                 total = state if total is None else total + state
         return total
 
@@ -319,7 +326,7 @@ class Permute(Operation):
     def shape(self, shapes: Sequence[Shape]) -> Shape:
         return tuple(shapes[0][axis] for axis in self.order)
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         return [frozenset(self.order[axis] for axis in wanted)]
 
     def carry(self, states: Sequence[Tensor | None], wanted: Axes, shapes: Sequence[Shape]) -> Tensor | None:
@@ -336,9 +343,9 @@ class Reshape(Operation):
     def shape(self, shapes: Sequence[Shape]) -> Shape:
         return self.target
 
-    def asks(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
+    def input_axes_to_sum(self, wanted: Axes, shapes: Sequence[Shape]) -> list[Axes]:
         asked: set[int] = set()
-        for old, new in regrouped(shapes[0], self.target):
+        for old, new in regroup_axes(shapes[0], self.target):
             if set(new) <= wanted:
                 asked |= set(old)
         return [frozenset(asked)]
@@ -347,20 +354,20 @@ class Reshape(Operation):
         state = states[0]
         if state is None:
             return None
-        (already,) = self.asks(wanted, shapes)
+        (already,) = self.input_axes_to_sum(wanted, shapes)
         detailed, sizes, left = set[int](), [1] * len(self.target), set(wanted)
-        for old, new in regrouped(shapes[0], self.target):
+        for old, new in regroup_axes(shapes[0], self.target):
             if already >= set(old) and set(new) <= wanted:
                 left -= set(new)
             elif any(state.shape[axis] != 1 for axis in old):
                 detailed |= set(old)
                 for axis in new:
                     sizes[axis] = self.target[axis]
-        state = spread(state, frozenset(detailed), shapes[0]).reshape(*sizes, *state.shape[-2:])
-        return summed(state, frozenset(left), self.target)
+        state = expand_axes(state, frozenset(detailed), shapes[0]).reshape(*sizes, *state.shape[-2:])
+        return sum_axes(state, frozenset(left), self.target)
 
 
-def regrouped(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
+def regroup_axes(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
     """Smallest groups of axes that hold the same units before and after."""
     if 0 in old or 0 in new:
         return [(list(range(len(old))), list(range(len(new))))]

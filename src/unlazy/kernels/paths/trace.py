@@ -1,7 +1,7 @@
-"""Following a forward pass: which operation on numbers of paths a torch function is. A call that fits no rule stays without one.
+"""Tracing a forward pass: rules that turn calls of torch functions into operations on numbers of paths.
 
-A rule reads the arguments of one call and adds nodes to the graph; ``None`` = not this way of calling. The tracer compares the
-shape that follows from the node with that of the real result, so a misread argument cannot pass unseen.
+A rule reads the arguments of one call and adds nodes to the graph. It returns the last node, or ``None`` if it does not cover
+this way of calling. The tracer compares the shape of the node with that of the real result, so a misread argument is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_numbers
+from unlazy.kernels.gate_calls import per_axis
 from unlazy.kernels.paths.operations import (
     Add,
     AxisMap,
@@ -29,15 +30,14 @@ from unlazy.kernels.paths.operations import (
     Window,
     axis_map,
 )
-from unlazy.kernels.paths.units import Rule, Step, Traced, Tracer
-from unlazy.kernels.record import each_axis
+from unlazy.kernels.paths.unit_graph import Rule, Step, TracedGraph, Tracer
 
 
-def trace(model: nn.Module, x: Inputs, *, given: Sequence[Tensor] = (), given_biased: bool = False) -> Traced:
-    """Run the module once and follow its units. Raises for what has no rule, naming the module and the operation.
+def trace(model: nn.Module, x: Inputs, *, given: Sequence[Tensor] = (), given_biased: bool = False) -> TracedGraph:
+    """Run the module once and return the graph of its units. Raises ``Unsupported`` for an operation without a rule.
 
-    ``given``: tensors ``[n, ...]`` of zeros and ones that the module multiplies units by: they are its gates. Units so gated
-    that do not depend on the input begin paths all the same (constant experts); ``given_biased``: at biases, too.
+    ``given``: tensors ``[n, ...]`` of zeros and ones that the module multiplies units by, its gates. Paths also begin at gated
+    units that do not depend on the input (constant experts); with ``given_biased`` at biases, too.
     """
     check_numbers(model, x)
     with torch.inference_mode(False):  # tensors of that mode do not tell whether they were changed
@@ -50,49 +50,49 @@ def trace(model: nn.Module, x: Inputs, *, given: Sequence[Tensor] = (), given_bi
 # --- weights -------------------------------------------------------------------------------------------------
 
 
-def linear(tracer: Tracer, step: Step) -> int | None:
-    source, weight, bias = step.lone(), step.get(1, "weight"), step.get(2, "bias")
+def _linear_rule(tracer: Tracer, step: Step) -> int | None:
+    source, weight, bias = step.only_node(), step.get(1, "weight"), step.get(2, "bias")
     if source is None or weight.ndim != 2:
         return None
     return tracer.add(Mix(len(tracer.node(source).shape) - 1, weight.shape[0], 1, bias is not None), [source])
 
 
-def matmul(tracer: Tracer, step: Step) -> int | None:
-    source, weight = step.lone(), step.get(1, "other", "mat2")
+def _matmul_rule(tracer: Tracer, step: Step) -> int | None:
+    source, weight = step.only_node(), step.get(1, "other", "mat2")
     if source is None or weight.ndim != 2:
         return None
     return tracer.add(Mix(len(tracer.node(source).shape) - 1, weight.shape[1], 1, biased=False), [source])
 
 
-def addmm(tracer: Tracer, step: Step) -> int | None:
+def _addmm_rule(tracer: Tracer, step: Step) -> int | None:
     source, weight = step.node(step.get(1, "mat1")), step.get(2, "mat2")
     if source is None or step.count != 1:
         return None
     return tracer.add(Mix(0, weight.shape[1], 1, biased=True), [source])
 
 
-def convolution(tracer: Tracer, step: Step) -> int | None:
-    source, weight, bias = step.lone(), step.get(1, "weight"), step.get(2, "bias")
+def _convolution_rule(tracer: Tracer, step: Step) -> int | None:
+    source, weight, bias = step.only_node(), step.get(1, "weight"), step.get(2, "bias")
     if source is None or len(tracer.node(source).shape) != weight.ndim - 1:
         return None
     kernel = weight.shape[2:]
-    stride, dilation = (each_axis(step.get(p, n, default=1), len(kernel)) for p, n in ((3, "stride"), (5, "dilation")))
+    stride, dilation = (per_axis(step.get(p, n, default=1), len(kernel)) for p, n in ((3, "stride"), (5, "dilation")))
     room = step.get(4, "padding", default=0)
     if room == "same":
         room = [d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True)]
-    padding = each_axis(0 if room == "valid" else room, len(kernel))
-    maps = _windows(tracer.node(source).shape[1:], step.result.shape[2:], kernel, stride, padding, dilation)
+    padding = per_axis(0 if room == "valid" else room, len(kernel))
+    maps = _window_maps(tracer.node(source).shape[1:], step.result.shape[2:], kernel, stride, padding, dilation)
     seen = tracer.add(Window(maps, pooled=False), [source])
     return tracer.add(Mix(0, weight.shape[0], step.get(6, "groups", default=1), bias is not None), [seen])
 
 
-def transposed_convolution(tracer: Tracer, step: Step) -> int | None:
-    source, weight, bias = step.lone(), step.get(1, "weight"), step.get(2, "bias")
+def _transposed_convolution_rule(tracer: Tracer, step: Step) -> int | None:
+    source, weight, bias = step.only_node(), step.get(1, "weight"), step.get(2, "bias")
     if source is None or len(tracer.node(source).shape) != weight.ndim - 1:
         return None
     kernel, groups = weight.shape[2:], step.get(6, "groups", default=1)
     stride, padding, dilation = (
-        each_axis(step.get(p, n, default=d), len(kernel))
+        per_axis(step.get(p, n, default=d), len(kernel))
         for p, n, d in ((3, "stride", 1), (4, "padding", 0), (7, "dilation", 1))
     )
     maps = []
@@ -107,15 +107,15 @@ def transposed_convolution(tracer: Tracer, step: Step) -> int | None:
     return tracer.add(Mix(0, weight.shape[1] * groups, groups, bias is not None), [seen])
 
 
-def batch_norm(tracer: Tracer, step: Step) -> int | None:
-    source = step.lone()
+def _batch_norm_rule(tracer: Tracer, step: Step) -> int | None:
+    source = step.only_node()
     if source is None or step.get(5, "training", default=False):
         return None
     return tracer.add(Scale(biased=True), [source])
 
 
-def scaled(tracer: Tracer, step: Step) -> int | None:
-    """A factor that does not depend on the input; a given gate is a gate."""
+def _scale_rule(tracer: Tracer, step: Step) -> int | None:
+    """A product with a factor that does not depend on the input, or with a given gate."""
     nodes = [step.node(step.get(0, "input", "self")), step.node(step.get(1, "other"))]
     for gate, other in (nodes, nodes[::-1]):
         if gate is not None and gate in tracer.given:
@@ -130,7 +130,7 @@ def scaled(tracer: Tracer, step: Step) -> int | None:
     return tracer.add(Scale(biased=False), [source])
 
 
-def added(tracer: Tracer, step: Step) -> int | None:
+def _add_rule(tracer: Tracer, step: Step) -> int | None:
     """Two branches meet, or a constant is added."""
     nodes = [step.node(step.get(0, "input", "self")), step.node(step.get(1, "other"))]
     known = [node for node in nodes if node is not None]
@@ -146,7 +146,7 @@ def added(tracer: Tracer, step: Step) -> int | None:
 # --- windows and pools ---------------------------------------------------------------------------------------
 
 
-def _windows(
+def _window_maps(
     sizes: Sequence[int],
     outs: Sequence[int],
     kernel: Sequence[int],
@@ -165,20 +165,20 @@ def _windows(
     return tuple(maps)
 
 
-def _axes_of_pool(tracer: Tracer, step: Step) -> tuple[int | None, int]:
+def _pooled_node(tracer: Tracer, step: Step) -> tuple[int | None, int]:
     """The node that a pool reads and its number of axes of positions; no node where channels are missing."""
-    source, axes = step.lone(), int(step.name[-2])  # max_pool2d
+    source, axes = step.only_node(), int(step.name[-2])  # max_pool2d
     fits = source is not None and len(tracer.node(source).shape) == axes + 1
     return source if fits else None, axes
 
 
 def _pool_maps(tracer: Tracer, step: Step, source: int, dilation: Any) -> tuple[AxisMap, ...]:
     axes = step.result.ndim - 2
-    kernel = each_axis(step.get(1, "kernel_size"), axes)
-    stride = each_axis(step.get(2, "stride") or kernel, axes)
-    padding = each_axis(step.get(3, "padding", default=0), axes)
+    kernel = per_axis(step.get(1, "kernel_size"), axes)
+    stride = per_axis(step.get(2, "stride") or kernel, axes)
+    padding = per_axis(step.get(3, "padding", default=0), axes)
     sizes = tracer.node(source).shape[1:]
-    return _windows(sizes, step.result.shape[2:], kernel, stride, padding, each_axis(dilation, axes))
+    return _window_maps(sizes, step.result.shape[2:], kernel, stride, padding, per_axis(dilation, axes))
 
 
 def _adaptive_maps(tracer: Tracer, step: Step, source: int) -> tuple[AxisMap, ...]:
@@ -193,13 +193,13 @@ def _adaptive_maps(tracer: Tracer, step: Step, source: int) -> tuple[AxisMap, ..
     return tuple(maps)
 
 
-def average_pool(tracer: Tracer, step: Step) -> int | None:
-    source, _ = _axes_of_pool(tracer, step)
+def _average_pool_rule(tracer: Tracer, step: Step) -> int | None:
+    source, _ = _pooled_node(tracer, step)
     return None if source is None else tracer.add(Window(_pool_maps(tracer, step, source, 1), pooled=True), [source])
 
 
-def adaptive_average_pool(tracer: Tracer, step: Step) -> int | None:
-    source, _ = _axes_of_pool(tracer, step)
+def _adaptive_average_pool_rule(tracer: Tracer, step: Step) -> int | None:
+    source, _ = _pooled_node(tracer, step)
     if source is None:
         return None
     maps = _adaptive_maps(tracer, step, source)
@@ -208,8 +208,8 @@ def adaptive_average_pool(tracer: Tracer, step: Step) -> int | None:
     return tracer.add(Window(maps, pooled=True), [source])
 
 
-def max_pool(tracer: Tracer, step: Step) -> int | None:
-    source, axes = _axes_of_pool(tracer, step)
+def _max_pool_rule(tracer: Tracer, step: Step) -> int | None:
+    source, axes = _pooled_node(tracer, step)
     if source is None:
         return None
     dilation = step.get(4, "dilation", default=1)
@@ -222,22 +222,22 @@ def max_pool(tracer: Tracer, step: Step) -> int | None:
         step.get(5, "ceil_mode", default=False),
         return_indices=True,
     )
-    return _chosen(tracer, source, _pool_maps(tracer, step, source, dilation), chosen)
+    return _gate_of_maximum(tracer, source, _pool_maps(tracer, step, source, dilation), chosen)
 
 
-def adaptive_max_pool(tracer: Tracer, step: Step) -> int | None:
-    source, axes = _axes_of_pool(tracer, step)
+def _adaptive_max_pool_rule(tracer: Tracer, step: Step) -> int | None:
+    source, axes = _pooled_node(tracer, step)
     if source is None:
         return None
     _, chosen = ADAPTIVE_MAX_POOLS[axes - 1](step.get(0, "input"), step.get(1, "output_size"), return_indices=True)
-    return _chosen(tracer, source, _adaptive_maps(tracer, step, source), chosen)
+    return _gate_of_maximum(tracer, source, _adaptive_maps(tracer, step, source), chosen)
 
 
 MAX_POOLS = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 ADAPTIVE_MAX_POOLS = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
 
 
-def _chosen(tracer: Tracer, source: int, maps: tuple[AxisMap, ...], chosen: Tensor) -> int:
+def _gate_of_maximum(tracer: Tracer, source: int, maps: tuple[AxisMap, ...], chosen: Tensor) -> int:
     """Max-pooling is a gate on each tap of each window: open where the maximum is and the unit there is open."""
     is_open: Tensor | None = tracer.draft.masks.get(source)
     if is_open is not None:
@@ -254,8 +254,8 @@ def _chosen(tracer: Tracer, source: int, maps: tuple[AxisMap, ...], chosen: Tens
     return tracer.add(Total(frozenset({0}), keep=False), [gated])
 
 
-def pad(tracer: Tracer, step: Step) -> int | None:
-    source, mode = step.lone(), step.get(2, "mode", default="constant")
+def _pad_rule(tracer: Tracer, step: Step) -> int | None:
+    source, mode = step.only_node(), step.get(2, "mode", default="constant")
     room = list(step.get(1, "pad"))
     if source is None or (mode == "constant" and step.get(3, "value", default=0) != 0):
         return None
@@ -278,9 +278,9 @@ def pad(tracer: Tracer, step: Step) -> int | None:
     return tracer.add(Window(tuple(maps), pooled=False), [source])
 
 
-def picked(tracer: Tracer, step: Step) -> int | None:
+def _index_rule(tracer: Tracer, step: Step) -> int | None:
     """x[:, 3:, ::2, 0]: slices and numbers on all axes but that of the samples."""
-    source, index = step.lone(), step.arguments[1]
+    source, index = step.only_node(), step.arguments[1]
     index = list(index) if isinstance(index, tuple) else [index]
     if source is None or not all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in index):
         return None
@@ -302,8 +302,8 @@ def picked(tracer: Tracer, step: Step) -> int | None:
     return tracer.add(Reshape(tuple(step.result.shape[1:])), [chosen])
 
 
-def flipped(tracer: Tracer, step: Step) -> int | None:
-    source, dims = step.lone(), _whole(step.get(1, "dims"), step.arguments[1:])
+def _flip_rule(tracer: Tracer, step: Step) -> int | None:
+    source, dims = step.only_node(), _dims(step.get(1, "dims"), step.arguments[1:])
     if source is None:
         return None
     axes = _axes(tracer, source, dims)
@@ -317,38 +317,38 @@ def flipped(tracer: Tracer, step: Step) -> int | None:
 # --- axes ----------------------------------------------------------------------------------------------------
 
 
-def reshaped(tracer: Tracer, step: Step) -> int | None:
-    """Any way to name the same units in the same order anew; samples stay first."""
-    source, result = step.lone(), step.result
+def _reshape_rule(tracer: Tracer, step: Step) -> int | None:
+    """The same units in the same order under another shape; samples stay first."""
+    source, result = step.only_node(), step.result
     if source is None or result.ndim == 0 or result.shape[0] != tracer.n or not result.is_floating_point():
         return None
     return tracer.add(Reshape(tuple(result.shape[1:])), [source])
 
 
-def permuted(tracer: Tracer, step: Step) -> int | None:
-    source, dims = step.lone(), _whole(step.get(1, "dims"), step.arguments[1:])
-    return None if source is None else _permuted(tracer, source, dims)
+def _permute_rule(tracer: Tracer, step: Step) -> int | None:
+    source, dims = step.only_node(), _dims(step.get(1, "dims"), step.arguments[1:])
+    return None if source is None else _permute(tracer, source, dims)
 
 
-def transposed(tracer: Tracer, step: Step) -> int | None:
-    source = step.lone()
+def _transpose_rule(tracer: Tracer, step: Step) -> int | None:
+    source = step.only_node()
     if source is None:
         return None
     first, second = step.get(1, "dim0", "axis0"), step.get(2, "dim1", "axis1")
     order = list(range(1 + len(tracer.node(source).shape)))
     order[first], order[second] = order[second], order[first]
-    return _permuted(tracer, source, order)
+    return _permute(tracer, source, order)
 
 
-def matrix_transposed(tracer: Tracer, step: Step) -> int | None:
-    source = step.lone()
+def _matrix_transpose_rule(tracer: Tracer, step: Step) -> int | None:
+    source = step.only_node()
     if source is None or len(tracer.node(source).shape) < 2:
         return None
     order = list(range(1 + len(tracer.node(source).shape)))
-    return _permuted(tracer, source, [*order[:-2], order[-1], order[-2]])
+    return _permute(tracer, source, [*order[:-2], order[-1], order[-2]])
 
 
-def _permuted(tracer: Tracer, source: int, dims: Sequence[int]) -> int | None:
+def _permute(tracer: Tracer, source: int, dims: Sequence[int]) -> int | None:
     count = 1 + len(tracer.node(source).shape)
     order = [dim % count for dim in dims]
     if order[0] != 0:
@@ -356,9 +356,9 @@ def _permuted(tracer: Tracer, source: int, dims: Sequence[int]) -> int | None:
     return tracer.add(Permute(tuple(dim - 1 for dim in order[1:])), [source])
 
 
-def totalled(tracer: Tracer, step: Step) -> int | None:
+def _total_rule(tracer: Tracer, step: Step) -> int | None:
     """Mean or sum over some axes of each sample."""
-    source, dims = step.lone(), step.get(1, "dim", "axis")
+    source, dims = step.only_node(), step.get(1, "dim", "axis")
     if source is None or dims is None:
         return None
     axes = _axes(tracer, source, [dims] if isinstance(dims, int) else dims)
@@ -366,7 +366,7 @@ def totalled(tracer: Tracer, step: Step) -> int | None:
     return None if axes is None else tracer.add(Total(axes, keep), [source])
 
 
-def joined(tracer: Tracer, step: Step) -> int | None:
+def _concatenate_rule(tracer: Tracer, step: Step) -> int | None:
     tensors, dim = step.get(0, "tensors"), step.get(1, "dim", "axis", default=0)
     if not isinstance(dim, int) or dim % tensors[0].ndim == 0:
         return None
@@ -377,13 +377,13 @@ def joined(tracer: Tracer, step: Step) -> int | None:
     return tracer.add(Join(dim % tensors[0].ndim - 1), nodes)
 
 
-def same(tracer: Tracer, step: Step) -> int | None:
-    """Copies, layouts and precisions."""
-    return step.lone() if step.result.is_floating_point() else None
+def _copy_rule(tracer: Tracer, step: Step) -> int | None:
+    """Functions that keep all units: copies, changes of layout or precision."""
+    return step.only_node() if step.result.is_floating_point() else None
 
 
-def dropout(tracer: Tracer, step: Step) -> int | None:
-    return None if step.get(2, "training", "train", default=True) else step.lone()
+def _dropout_rule(tracer: Tracer, step: Step) -> int | None:
+    return None if step.get(2, "training", "train", default=True) else step.only_node()
 
 
 def _axes(tracer: Tracer, source: int, dims: Sequence[int]) -> frozenset[int] | None:
@@ -393,34 +393,34 @@ def _axes(tracer: Tracer, source: int, dims: Sequence[int]) -> frozenset[int] | 
     return None if -1 in axes or not axes else axes
 
 
-def _whole(first: Any, rest: tuple[Any, ...]) -> Sequence[int]:
+def _dims(first: Any, rest: tuple[Any, ...]) -> Sequence[int]:
     """Dimensions given as one sequence or one by one."""
     return rest if isinstance(first, int) else first
 
 
 RULES: dict[str, Rule] = {
-    "linear": linear,
-    "addmm": addmm,
-    "batch_norm": batch_norm,
-    "pad": pad,
-    "__getitem__": picked,
-    "flip": flipped,
-    "permute": permuted,
-    "mT.__get__": matrix_transposed,
-    **dict.fromkeys(("matmul", "mm", "spmm", "__matmul__"), matmul),  # torch.mm calls itself spmm
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), convolution),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), transposed_convolution),
-    **dict.fromkeys(("mul", "mul_", "multiply", "div", "div_", "true_divide", "neg", "neg_", "__rmul__"), scaled),
-    **dict.fromkeys(("add", "add_", "sub", "sub_", "subtract", "rsub", "__rsub__", "__radd__"), added),
-    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), average_pool),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), adaptive_average_pool),
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), max_pool),
-    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"), adaptive_max_pool),
-    **dict.fromkeys(("flatten", "reshape", "view", "unflatten", "squeeze", "unsqueeze", "view_as"), reshaped),
-    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), transposed),
-    **dict.fromkeys(("mean", "sum"), totalled),
-    **dict.fromkeys(("cat", "concat", "concatenate"), joined),
-    **dict.fromkeys(("contiguous", "clone", "detach", "data.__get__", "to", "float", "double", "type_as"), same),
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "dropout_"), dropout),
-    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout"), dropout),
+    "linear": _linear_rule,
+    "addmm": _addmm_rule,
+    "batch_norm": _batch_norm_rule,
+    "pad": _pad_rule,
+    "__getitem__": _index_rule,
+    "flip": _flip_rule,
+    "permute": _permute_rule,
+    "mT.__get__": _matrix_transpose_rule,
+    **dict.fromkeys(("matmul", "mm", "spmm", "__matmul__"), _matmul_rule),  # torch.mm calls itself spmm
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution_rule),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _transposed_convolution_rule),
+    **dict.fromkeys(("mul", "mul_", "multiply", "div", "div_", "true_divide", "neg", "neg_", "__rmul__"), _scale_rule),
+    **dict.fromkeys(("add", "add_", "sub", "sub_", "subtract", "rsub", "__rsub__", "__radd__"), _add_rule),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _average_pool_rule),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"), _adaptive_average_pool_rule),
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d"), _max_pool_rule),
+    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_max_pool_rule),
+    **dict.fromkeys(("flatten", "reshape", "view", "unflatten", "squeeze", "unsqueeze", "view_as"), _reshape_rule),
+    **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _transpose_rule),
+    **dict.fromkeys(("mean", "sum"), _total_rule),
+    **dict.fromkeys(("cat", "concat", "concatenate"), _concatenate_rule),
+    **dict.fromkeys(("contiguous", "clone", "detach", "data.__get__", "to", "float", "double", "type_as"), _copy_rule),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "dropout_"), _dropout_rule),
+    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout"), _dropout_rule),
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from unlazy.scope.positions import IGNORED
 from unlazy.scope.scope import Scope
 from unlazy.scope.sinks import MissingFrameworkError
 
@@ -16,12 +19,27 @@ except ImportError as error:
     raise MissingFrameworkError("transformers", "transformers", error) from error
 
 
+def next_token_probe(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """The probe set of a causal language model from a batch as the Trainer's collator makes it.
+
+    Such models shift ``labels`` themselves: the target at a position is the label of the next one; the last position has none.
+    Labels of -100 stay ignored.
+
+    >>> tokens = torch.tensor([[5, 6, 7]])
+    >>> next_token_probe({"input_ids": tokens, "labels": tokens})[1]
+    tensor([[   6,    7, -100]])
+    """
+    labels = batch["labels"]
+    targets = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+    return {name: leaf for name, leaf in batch.items() if name != "labels"}, targets
+
+
 class ScopeCallback(TrainerCallback):
     """``Trainer(..., callbacks=[ScopeCallback(probe=(tokens, labels), run="runs/mine")])``.
 
-    The Trainer passes no batch to its callbacks, so the scope looks at its own probe: ``tokens`` is what the model is called
-    with, a tensor or a dict such as ``{"input_ids": ..., "attention_mask": ...}``. Only the first process looks.
-    Further options go to ``Scope``.
+    The Trainer passes no batch to its callbacks, so the scope measures on its own probe set: ``tokens`` is what the model is
+    called with, a tensor or a dict such as ``{"input_ids": ..., "attention_mask": ...}``. Of several processes the first one
+    measures. Further options go to ``Scope``; ``steps`` is ``state.max_steps`` unless given.
     """
 
     def __init__(self, probe: Any, run: str | Path | None = None, **options: Any) -> None:
@@ -30,20 +48,20 @@ class ScopeCallback(TrainerCallback):
         self._logged: dict[str, float] = {}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **seen: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        model: nn.Module = seen["model"]
-        if state.is_world_process_zero:
-            self.scope = Scope(model, self.probe, self.run, **self.options)
+        model: nn.Module = more["model"]
+        known = {"steps": state.max_steps} if state.max_steps > 0 else {}
+        self.scope = Scope(model, self.probe, self.run, **{**known, **self.options})
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **seen: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self.scope is not None:
             self.scope.step(state.global_step, **self._logged)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **seen: Any) -> None:
-        logs = seen.get("logs") or {}
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        logs = more.get("logs") or {}
         self._logged = {f"trainer_{name}": logs[name] for name in ("loss", "learning_rate") if name in logs}
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **seen: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self.scope is not None:
             self.scope.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ except ImportError as error:
 class ScopeCallback(Callback):
     """``Trainer(callbacks=[ScopeCallback(probe=(x, y), run="runs/mine")])``; ``callback.scope`` holds the scope afterwards.
 
-    The whole ``LightningModule`` is looked at through its ``forward``, or the part of it that ``model`` names:
-    ``model=lambda module: module.backbone``. Only the first process looks. Further options go to ``Scope``.
+    The scope watches the whole ``LightningModule`` through its ``forward``, or the part of it that ``model`` returns:
+    ``model=lambda module: module.backbone``. Of several processes the first one measures. Further options go to ``Scope``;
+    ``steps`` is ``trainer.estimated_stepping_batches`` unless given.
     """
 
     def __init__(
@@ -35,22 +37,23 @@ class ScopeCallback(Callback):
         self.probe, self.run, self.options = probe, run, options
         self.model = model or (lambda module: module)
         self.scope: Scope | None = None
-        self._seen = 0
+        self._last_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            self._seen = trainer.global_step
-            self.scope = Scope(self.model(pl_module), self.probe, self.run, **self.options)
+        self._last_step = trainer.global_step
+        steps = trainer.estimated_stepping_batches  # infinite without max_steps and max_epochs
+        known = {"steps": int(steps)} if math.isfinite(steps) and steps > 0 else {}
+        self.scope = Scope(self.model(pl_module), self.probe, self.run, **{**known, **self.options})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if (
-            self.scope is not None and trainer.global_step > self._seen
+            self.scope is not None and trainer.global_step > self._last_step
         ):  # a batch that only adds to gradients is no step
-            self._seen = trainer.global_step
+            self._last_step = trainer.global_step
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-            self.scope.step(self._seen, **({} if loss is None else {"batch_loss": loss}))
+            self.scope.step(self._last_step, **({} if loss is None else {"batch_loss": loss}))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.scope is not None:

@@ -22,6 +22,7 @@ class ScopeCallback(Callback):
     Every ``fit`` is a run of its own, in ``fit-0001``, ``fit-0002``, ... below ``run``: a grid search fits many times;
     ``callback.scope_`` is the scope of the last one.
     ``options`` go to ``Scope``; they are one argument because scikit-learn copies callbacks by the names of their arguments.
+    ``steps`` is ``max_epochs`` times the batches of an epoch unless given.
     """
 
     def __init__(self, probe: Any, run: str | Path | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -30,9 +31,13 @@ class ScopeCallback(Callback):
         self.steps_ = 0
 
     def on_train_begin(self, net: NeuralNet, X: Any = None, y: Any = None, **more: Any) -> None:  # noqa: N803
-        self.steps_ = 0
-        folder = None if self.run is None else _unused(Path(self.run))
-        self.scope_ = Scope(net.module_, self.probe, folder, **(self.options or {}))
+        self.steps_, self.scope_ = 0, None
+
+    def on_epoch_begin(self, net: NeuralNet, dataset_train: Any = None, **more: Any) -> None:
+        if self.scope_ is None:  # the first epoch: only now skorch has split the data, so that batches can be counted
+            folder = None if self.run is None else _next_folder(Path(self.run))
+            known = _count_steps(net, dataset_train)
+            self.scope_ = Scope(net.module_, self.probe, folder, **{**known, **(self.options or {})})
 
     def on_batch_end(self, net: NeuralNet, batch: Any = None, training: bool | None = None, **more: Any) -> None:
         if training and self.scope_ is not None:
@@ -45,7 +50,16 @@ class ScopeCallback(Callback):
             self.scope_.finish()
 
 
-def _unused(run: Path) -> Path:
+def _count_steps(net: NeuralNet, dataset_train: Any) -> dict[str, int]:
+    """``{"steps": epochs x batches}``, empty if the batches cannot be counted."""
+    try:
+        batches = len(net.get_iterator(dataset_train, training=True))
+    except TypeError:  # a stream of samples has no length
+        return {}
+    return {"steps": net.max_epochs * batches} if batches > 0 else {}
+
+
+def _next_folder(run: Path) -> Path:
     """The first of ``fit-0001``, ``fit-0002``, ... that is not there yet."""
     number = 1
     while (folder := run / f"fit-{number:04d}").exists():

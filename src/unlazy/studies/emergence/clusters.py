@@ -1,15 +1,15 @@
-"""Do the weights of a small network on two classes of images gather into two directions within the first steps?
+"""Do weights on MNIST 0/1, and on CIFAR-10, gather into two directions? (Figure 3; B11).
 
-Digits 0 and 1 of MNIST (Figure 3; claim B11), and beside them the first two classes of CIFAR-10.
+A small network learns two classes of images by full-gradient descent. There are two clusters if nearly all weight vectors lie
+near one axis within the first steps, some on either side of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import product
 
 import numpy as np
 import torch
@@ -17,27 +17,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unlazy import plots
-from unlazy.claims.verdict import Part, Row, summary
+from unlazy.claims.claim import Claim, Part, Quantity, Shown
 from unlazy.data.images import load_images
 from unlazy.models.truncated import Phase, TruncatedNet, train
-from unlazy.runtime import require, stream
-from unlazy.studies.emergence.common import Job, Size, Values, accuracy, column, left_out, run_jobs
-from unlazy.studies.registry import settings_of
-from unlazy.studies.results import Progress, conclude, judged_row, table_of
+from unlazy.runtime import stream
+from unlazy.studies.emergence.common import accuracy
+from unlazy.studies.study import Case, Figure, Results, Study, Work, make_cases, require_at_least_one
+from unlazy.studies.table import Rows
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-CLOSE = 0.9  # a weight vector belongs to a cluster when its cosine with the axis exceeds this
-GATHERED = 0.9  # B11: nearly all of them do
-BOTH_SIDES = 0.1  # B11: and neither side of the axis is empty
 STARTS = {"small": 0.01, "default": 3**-0.5}
 """Typical length of a starting weight vector; ``default`` is PyTorch's own."""
 
 
 @dataclass(frozen=True)
-class Settings(Size):
-    """``steps`` of full-gradient descent at ``rate`` on the hinge loss; ``looks``: after which steps weights are examined."""
+class Settings:
+    """``steps`` of full-gradient descent at ``rate`` on the hinge loss; ``looks``: after which steps weights are measured."""
 
     images: tuple[str, ...] = ("mnist", "cifar-10")
     samples: int = 1_000
@@ -47,20 +41,38 @@ class Settings(Size):
     steps: int = 20
     looks: tuple[int, ...] = (0, 1, 2, 5, 10, 20)
 
+    def __post_init__(self) -> None:
+        require_at_least_one(self, "samples", "tests", "pairs", "steps")
+
 
 SCALES = {
-    "smoke": Settings(seeds=2, images=("digits",), samples=100, tests=50, pairs=5, steps=4, looks=(0, 1, 4)),
-    "desk": Settings(seeds=5),
-    "paper": Settings(seeds=10),
+    "smoke": Settings(images=("digits",), samples=100, tests=50, pairs=5, steps=4, looks=(0, 1, 4)),
+    "desk": Settings(),
+    "paper": Settings(),
 }
 
 
+def cases(settings: Settings, seeds: Sequence[int]) -> list[Case]:
+    """Every image set, start and kind of labels with every seed. With shuffled labels there is nothing to learn: a control."""
+    varied = product(settings.images, STARTS, ("true", "shuffled"), seeds)
+    names = ("images", "start", "labels", "seed")
+    return make_cases([dict(zip(names, place, strict=True)) for place in varied], settings)
+
+
+# --- measuring ---------------------------------------------------------------------------------------
+
+CLOSE = 0.9  # a weight vector belongs to a cluster when its cosine with the axis exceeds this
+
+
 @cache
-def two_classes(
-    settings: Settings, name: str, split: str, count: int
+def load_two_classes(
+    name: str, split: str, samples: int, count: int
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"]]:
-    """Images of classes 0 (-1) and 1 (+1), centred and divided by the total standard deviation of the training rows used."""
-    rows = {"train": settings.samples, "test": count}
+    """Images of classes 0 (-1) and 1 (+1), centred and divided by the total standard deviation of the training rows used.
+
+    ``samples``: how many training rows are used; ``count``: how many rows of the test split.
+    """
+    rows = {"train": samples, "test": count}
     parts = {}
     for part in ("train", split):
         images = load_images(name, part)
@@ -72,7 +84,7 @@ def two_classes(
     return (x - mean) / total, y
 
 
-def plain_start(inputs: int, units: int, length: float, seed: int) -> TruncatedNet:
+def gaussian_start(inputs: int, units: int, length: float, seed: int) -> TruncatedNet:
     """Independent Gaussian weights of about this length, no biases, outer weights of about 1 / sqrt(units)."""
     generator = stream(seed, "plain start")
     w = torch.randn(units, inputs, generator=generator, dtype=torch.float64) * length / inputs**0.5
@@ -80,8 +92,11 @@ def plain_start(inputs: int, units: int, length: float, seed: int) -> TruncatedN
     return TruncatedNet(w, torch.zeros(units, dtype=torch.float64), a)
 
 
-def gathering(w: Float[Tensor, "units d"]) -> tuple[float, float, Float[Tensor, " units"]]:
-    """Share of directions within the cosine ``CLOSE`` of their common axis, share on its emptier side, and all cosines."""
+def axis_concentration(w: Float[Tensor, "units d"]) -> tuple[float, float, Float[Tensor, " units"]]:
+    """How far weight vectors gather on one axis, the leading singular vector of their directions.
+
+    Returns the share of them with a cosine above ``CLOSE`` in size, the share on the axis' emptier side, and all cosines.
+    """
     units = w / w.norm(dim=1, keepdim=True).clamp_min(1e-300)
     cosines = units @ torch.linalg.svd(units, full_matrices=False).Vh[0]
     close = cosines[cosines.abs() > CLOSE]
@@ -89,70 +104,102 @@ def gathering(w: Float[Tensor, "units d"]) -> tuple[float, float, Float[Tensor, 
     return len(close) / len(cosines), smaller, cosines
 
 
-def clusters(settings: Settings, images: str, start: str, labels: str, seed: int) -> Values:
-    """One training; ``labels="shuffled"`` is the control that has the same images and nothing to learn."""
-    x, y = two_classes(settings, images, "train", settings.samples)
-    if labels == "shuffled":
-        y = y[torch.randperm(len(y), generator=stream(seed, "shuffled labels"))]
+def measure(case: Case, work: Work) -> Rows:
+    """One training: how near the weight vectors are to a common axis after some steps, and the test accuracy at the end."""
+    found = Rows()
+    x, y = load_two_classes(case.images, "train", case.samples, case.tests)
+    if case.labels == "shuffled":
+        y = y[torch.randperm(len(y), generator=stream(case.seed, "shuffled labels"))]
     rows = (x, y, torch.full_like(y, 1 / len(y)))
-    values: Values = {}
 
     def watch(step: int, net: TruncatedNet) -> None:
-        if step in settings.looks:
-            gathered, smaller, cosines = gathering(net.w)
-            values[f"gathered_{step}"], values[f"smaller_{step}"] = gathered, smaller
-            values[f"middle_{step}"] = float(cosines.abs().median())
-            values[f"cosines_{step}"] = [round(value, 4) for value in cosines.tolist()]
+        if step in case.looks:
+            gathered, smaller, cosines = axis_concentration(net.w)
+            shares = {"near_axis": gathered, "emptier_side": smaller, "cosine_median": float(cosines.abs().median())}
+            found.add_all(shares, at=step)
+            found.add("cosine", [round(value, 4) for value in cosines.tolist()], neuron=range(len(cosines)), at=step)
 
-    net = plain_start(x.shape[1], 2 * settings.pairs, STARTS[start], seed)
-    net = train(net, (Phase(settings.steps, settings.rate),), lambda _: rows, watch)
-    test_x, test_y = two_classes(settings, images, "test", settings.tests)
-    return values | {"accuracy": accuracy(net(test_x), test_y)}
-
-
-# --- judging and drawing -----------------------------------------------------------------------------
+    net = gaussian_start(x.shape[1], 2 * case.pairs, STARTS[case.start], case.seed)
+    net = train(net, (Phase(case.steps, case.rate),), lambda _: rows, watch)
+    test_x, test_y = load_two_classes(case.images, "test", case.samples, case.tests)
+    found.add("accuracy", accuracy(net(test_x), test_y), at="end")
+    return found
 
 
-def claims(table: Mapping[str, Any]) -> list[Row]:
-    """B11 for both starts on the first image set, from the measured table alone; other image sets beside it."""
-    last, judged = table["settings"]["looks"][-1], table["settings"]["images"][0]
-    parts, controls = [], []
-    for images in table["images"]:
-        for start in STARTS:
-            rows, shuffled = (table["images"][images][f"{start}_{labels}"] for labels in ("true", "shuffled"))
-            what = f"{images}, {start} start, step {last}"
-            near, side = column(rows, f"gathered_{last}"), column(rows, f"smaller_{last}")
-            names = (f"{what}: share near the axis", f"{what}: share on its emptier side")
-            if images == judged:
-                parts.append(Part(names[0], ">", GATHERED, "", near))
-                parts.append(Part(names[1], ">", BOTH_SIDES, "", side))
-            else:
-                controls += [summary(names[0], near), summary(names[1], side)]
-            controls += [
-                summary(f"{images}, {start} start: share near the axis at step 0", column(rows, "gathered_0")),
-                summary(f"{what}, shuffled labels: share near the axis", column(shuffled, f"gathered_{last}")),
-                summary(f"{what}: median cosine with the axis, in size", column(rows, f"middle_{last}")),
-                summary(f"{images}, {start} start: test accuracy", column(rows, "accuracy")),
-            ]
-    why = (
-        "Full-gradient descent on the hinge loss, 50 neurons. The paper does not say how long the starting weights are, so two "
-        "lengths are judged: gathering means that the gradients of the first steps outweigh the start."
-    )
-    return [judged_row(table, "B11", parts, why=why, controls=controls, figure="cosines")]
+# --- claims ------------------------------------------------------------------------------------------
+
+GATHERED = 0.9  # B11: nearly all weight vectors are near the axis
+BOTH_SIDES = 0.1  # B11: and neither side of it is empty
+LAST = 20  # the last measured step
 
 
-def cosines_figure(table: Mapping[str, Any]) -> Figure:
-    """Histograms of the cosines with the common axis, all seeds: one row an image set and start, one column a step."""
-    looks = table["settings"]["looks"]
+def quantity_of(quantity: str, at: int | str, images: str, start: str, labels: str = "true") -> Quantity:
+    """A quantity of the trainings on these images, from this start, with these labels."""
+    return Quantity(quantity, at, images=images, start=start, labels=labels)
+
+
+def share_at_end(what: str, images: str, start: str) -> tuple[str, Quantity]:
+    """A share of the weight vectors at the last step, as a sentence and a quantity."""
+    words = {"near_axis": "share near the axis", "emptier_side": "share on its emptier side"}[what]
+    return f"{images}, {start} start, step {LAST}: {words}", quantity_of(what, LAST, images, start)
+
+
+def shown_numbers(images: str, start: str) -> list[Shown]:
+    """Numbers that help to read the verdict on these images from this start."""
+    what, shuffled = f"{images}, {start} start", quantity_of("near_axis", LAST, images, start, "shuffled")
+    return [
+        Shown(f"{what}: share near the axis at step 0", quantity_of("near_axis", 0, images, start)),
+        Shown(f"{what}, step {LAST}, shuffled labels: share near the axis", shuffled),
+        Shown(
+            f"{what}, step {LAST}: median cosine with the axis, in size",
+            quantity_of("cosine_median", LAST, images, start),
+        ),
+        Shown(f"{what}: test accuracy", quantity_of("accuracy", "end", images, start)),
+    ]
+
+
+CLAIMS = (
+    Claim(
+        "B11",
+        says=(
+            "The first-layer weights of a two-layer network trained to tell MNIST digits 0 and 1 apart gather "
+            "into two clusters of direction within the first steps."
+        ),
+        where="Fig. 3",
+        paper="two clusters; no number",
+        figure="cosines",
+        parts=[
+            Part(*share_at_end(what, "mnist", start), above=least)
+            for start in STARTS  # the paper does not say how long its start is
+            for what, least in (("near_axis", GATHERED), ("emptier_side", BOTH_SIDES))
+        ],
+        shows=[
+            *(shown for start in STARTS for shown in shown_numbers("mnist", start)),
+            *(
+                Shown(*share_at_end(what, "cifar-10", start))
+                for start in STARTS
+                for what in ("near_axis", "emptier_side")
+            ),
+            *(shown for start in STARTS for shown in shown_numbers("cifar-10", start)),
+        ],
+    ),
+)
+
+
+# --- figure ------------------------------------------------------------------------------------------
+
+
+def cosines_figure(results: Results) -> plots.Figure:
+    """Cosines of weight vectors with their common axis over the first steps, with true and with shuffled labels."""
+    table, looks = results.table.where(quantity="cosine"), results.settings.looks
     shown = [looks[0], looks[len(looks) // 2], looks[-1]]
-    lines = [(images, start) for images in table["images"] for start in STARTS]
+    lines = [(images, start) for images in table.unique("images") for start in STARTS]
     figure, axes = plots.grid(len(lines), len(shown), (2.9, 1.7), sharex=True, sharey=True)
     edges = np.linspace(-1, 1, 41).tolist()
     for line, (images, start) in zip(axes, lines, strict=True):
         for axis, step in zip(line, shown, strict=True):
             for labels, colour in (("shuffled", "orange"), ("true", "blue")):
-                rows = table["images"][images][f"{start}_{labels}"]
-                values = np.concatenate([row[f"cosines_{step}"] for row in rows])
+                values = table.where(images=images, start=start, labels=labels, at=step).values
                 share = np.full(len(values), 1 / len(values))
                 style = {"color": plots.COLOURS[colour], "alpha": 0.55, "label": f"{labels} labels"}
                 axis.hist(values, edges, weights=share, **style)
@@ -164,31 +211,14 @@ def cosines_figure(table: Mapping[str, Any]) -> Figure:
     return figure
 
 
-# --- the study ---------------------------------------------------------------------------------------
-
-
-def reproduce(
-    scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
-) -> dict[str, Any]:
-    """Measure what is missing under ``runs``, then write ``results/clusters/SCALE.json`` and its figure."""
-    settings = settings_of(SCALES, scale, seeds)
-    without = left_out(settings.images, progress)
-    names = [
-        (images, start, labels)
-        for images in settings.images
-        if images not in without
-        for start in STARTS
-        for labels in ("true", "shuffled")
-    ]
-    require(bool(names), "none of the image sets is here; `unlazy data` says how to bring them in.")
-    jobs = [
-        Job(clusters, settings, {"images": images, "start": start, "labels": labels, "seed": seed}, runs / "clusters")
-        for images, start, labels in names
-        for seed in range(settings.seeds)
-    ]
-    values, made_by = run_jobs(jobs, workers, progress)
-    table = table_of("clusters", scale, settings.to_dict(), made_by) | {"left_out": without, "images": {}}
-    for number, (images, start, labels) in enumerate(names):
-        rows = values[number * settings.seeds : (number + 1) * settings.seeds]
-        table["images"].setdefault(images, {})[f"{start}_{labels}"] = rows
-    return conclude(table, claims, lambda table: {"cosines": cosines_figure(table)}, results, progress)
+STUDY = Study(
+    name="clusters",
+    paper="emergence",
+    scales=SCALES,
+    seeds={"smoke": 2, "desk": 5, "paper": 10},
+    columns=("images", "start", "labels"),
+    cases=cases,
+    measure=measure,
+    claims=CLAIMS,
+    figures=(Figure("cosines", "Do weight vectors gather on one axis? (Figure 3)", cosines_figure),),
+)

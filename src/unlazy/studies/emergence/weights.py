@@ -1,11 +1,12 @@
-"""Where the weight vectors point after 0, 1 and 2 steps, and what a classifier makes of them (Figure 2; claims B5, B6)."""
+"""Weights gather on the sum of relevant patterns in two steps (Figure 2; claims B5, B6).
+
+Measured are the cosine of every neuron with the sum of the relevant patterns (the star) after 0, 1 and 2 full-gradient steps, and
+the accuracy of a classifier trained on these neurons.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,27 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unlazy import plots
-from unlazy.claims.verdict import Part, Row, summary
+from unlazy.claims.claim import Claim, Part, Quantity, Shown
 from unlazy.data.patterns import Patterns, PatternSample
 from unlazy.models.truncated import Phase, TruncatedNet, train
 from unlazy.runtime import stream
-from unlazy.studies.emergence.common import Job, Size, Values, accuracy, column, first_steps, run_jobs
-from unlazy.studies.registry import settings_of
-from unlazy.studies.results import Progress, conclude, judged_row, table_of
+from unlazy.studies.emergence.common import Size, accuracy, networks_of_first_steps, patterns_of, star_direction
+from unlazy.studies.study import Case, Figure, Results, Study, Work
+from unlazy.studies.table import Rows
 from unlazy.theory.emergence import star_cosines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-ALIGNED = 0.99  # B5
-NEAR_CHANCE = 0.55  # B6: "about 52 %"
-NEAR_PERFECT = 0.99  # B6
 
 
 @dataclass(frozen=True)
 class Settings(Size):
-    """``fewer``: smaller samples, as controls; ``readout_*``: the classifier on fixed neurons; ``readout_early``: one that has
-    fewer steps, as a control."""
+    """``fewer``: smaller samples, as controls. ``readout_*``: the training of the classifier on fixed neurons; ``readout_early``:
+    the smaller number of steps of a control. ``shown``: how many neurons the figure shows."""
 
     fewer: tuple[int, ...] = (1_000, 5_000)
     readout_steps: int = 2_008  # the paper's T = m^(4/3), as for the network itself
@@ -44,57 +38,51 @@ class Settings(Size):
     shown: int = 60
 
 
+SMALL = {"inputs": 40, "patterns": 20, "relevant": 3, "pairs": 20, "samples": 500, "tests": 200, "shown": 10}
 SCALES = {
-    "smoke": Settings(
-        seeds=2,
-        inputs=40,
-        patterns=20,
-        relevant=3,
-        pairs=20,
-        samples=500,
-        tests=200,
-        fewer=(100,),
-        readout_steps=20,
-        readout_early=10,
-        readout_batch=50,
-        shown=10,
-    ),
-    "desk": Settings(seeds=5, samples=10_000, fewer=(1_000,)),
-    "paper": Settings(seeds=10),
+    "smoke": Settings(**SMALL, fewer=(100,), readout_steps=20, readout_early=10, readout_batch=50),
+    "desk": Settings(samples=10_000, fewer=(1_000,)),
+    "paper": Settings(),
 }
 
 
 # --- measuring ---------------------------------------------------------------------------------------
 
-
-def weights(settings: Settings, seed: int) -> Values:
-    """Cosines to the nearer star after every step, and classifiers on the neurons of steps 1 and 2."""
-    patterns = settings.data(seed)
-    sample, test = patterns.draw(settings.samples), patterns.draw(settings.tests, "test")
-    nets = first_steps(settings.start(patterns, seed), settings.schedule(patterns), sample)
-    values: Values = {}
-    for number, net in enumerate(nets):
-        values |= _cosines(net, patterns, f"step_{number}")
-    values |= {f"norm_{number}": float(nets[number].w.norm(dim=1).median()) for number in (1, 2)}
-    tests = {"raw_1": nets[1], "raw_2": nets[2], "scaled_1": _stretched(nets[1], patterns)}
-    values |= {name: _readout(settings, net, sample, test, seed) for name, net in tests.items()}
-    values["early_2"] = _readout(replace(settings, readout_steps=settings.readout_early), nets[2], sample, test, seed)
-    for count in settings.fewer:
-        part = sample.take(slice(count))
-        values |= _cosines(first_steps(nets[0], settings.schedule(patterns), part)[2], patterns, f"fewer_{count}")
-    flat = settings.data(seed, structured=False)
-    blind = flat.draw(min(settings.samples, 10_000))
-    values |= _cosines(first_steps(settings.start(flat, seed), settings.schedule(flat), blind)[2], flat, "unstructured")
-    return values
+MAIN = "main"  # the variant of the paper; the others are controls
 
 
-def _cosines(net: TruncatedNet, patterns: Patterns, name: str) -> Values:
+def measure(case: Case, work: Work) -> Rows:
+    """Absolute cosines with the star after every step, and the accuracy of classifiers on the neurons of steps 1 and 2."""
+    rows, patterns, flat = Rows(), patterns_of(case), patterns_of(case, structured=False)
+    sample, test = patterns.draw(case.samples), patterns.draw(case.tests, "test")
+    nets = networks_of_first_steps(case.pairs, patterns, sample)
+    for step, net in enumerate(nets):
+        rows.add_all(summarise_cosines(net, patterns), at=step, variant=MAIN)
+    for step in (1, 2):
+        rows.add("norm", nets[step].w.norm(dim=1).median(), at=step, variant=MAIN)
+    for variant, step, net, steps in (
+        (MAIN, 1, nets[1], case.readout_steps),
+        (MAIN, 2, nets[2], case.readout_steps),
+        ("stretched", 1, stretch_to_unit_length(nets[1], patterns), case.readout_steps),
+        ("early", 2, nets[2], case.readout_early),
+    ):
+        rows.add("readout", readout_accuracy(case, net, sample, test, steps), at=step, variant=variant)
+    for count in case.fewer:
+        _, _, second = networks_of_first_steps(case.pairs, patterns, sample.take(slice(count)))
+        rows.add_all(summarise_cosines(second, patterns), at=2, variant=f"{count} samples")
+    _, _, second = networks_of_first_steps(case.pairs, flat, flat.draw(min(case.samples, 10_000)))
+    rows.add_all(summarise_cosines(second, flat), at=2, variant="unstructured")
+    return rows
+
+
+def summarise_cosines(net: TruncatedNet, patterns: Patterns) -> dict[str, float]:
+    """The least and the median absolute cosine of a neuron with the sum of the relevant patterns."""
     found = star_cosines(net, patterns.is_relevant()).abs()
-    return {f"{name}_least": float(found.min()), f"{name}_median": float(found.median())}
+    return {"cosine_least": float(found.min()), "cosine_median": float(found.median())}
 
 
-def _stretched(net: TruncatedNet, patterns: Patterns) -> TruncatedNet:
-    """The same directions at unit length, with biases spread over the range of <w, x>."""
+def stretch_to_unit_length(net: TruncatedNet, patterns: Patterns) -> TruncatedNet:
+    """The same directions at unit length, with random biases over the range of <w, x>."""
     reach = 0.5 * patterns.relevant**0.5 / patterns.deviation  # half the range of <star, x>
     unit = net.w / net.w.norm(dim=1, keepdim=True).clamp_min(1e-300)
     generator = stream(patterns.seed, "stretched biases")
@@ -102,77 +90,90 @@ def _stretched(net: TruncatedNet, patterns: Patterns) -> TruncatedNet:
     return TruncatedNet(unit, spread * reach, net.a)
 
 
-def _readout(settings: Settings, net: TruncatedNet, sample: PatternSample, test: PatternSample, seed: int) -> float:
-    """Test accuracy of outer weights trained from zero on these neurons, which stay as they are."""
+def readout_accuracy(case: Case, net: TruncatedNet, sample: PatternSample, test: PatternSample, steps: int) -> float:
+    """Test accuracy of outer weights that are trained from zero; the neurons are fixed."""
     fixed = TruncatedNet(net.w, net.b, torch.zeros_like(net.a))  # float64: lengths of 1e-10 beside biases of 1e-2
-    weights = torch.full((settings.readout_batch,), 1 / settings.readout_batch, dtype=torch.float64)
+    weights = torch.full((case.readout_batch,), 1 / case.readout_batch, dtype=torch.float64)
 
     def batches(step: int) -> tuple[Tensor, Tensor, Tensor]:
-        rows = torch.randint(0, len(sample), (settings.readout_batch,), generator=stream(seed, "readout", step))
+        rows = torch.randint(0, len(sample), (case.readout_batch,), generator=stream(case.seed, "readout", step))
         return sample.phi[rows], sample.y[rows], weights
 
-    phase = Phase(settings.readout_steps, 0.0, outer_rate=settings.readout_rate)
+    phase = Phase(steps, 0.0, outer_rate=case.readout_rate)
     return accuracy(train(fixed, (phase,), batches)(test.phi), test.y)
 
 
-# --- judging -----------------------------------------------------------------------------------------
+# --- claims ------------------------------------------------------------------------------------------
+
+ALIGNED = 0.99  # B5
+NEAR_CHANCE = 0.55  # B6: "about 52 %"
+NEAR_PERFECT = 0.99  # B6
 
 
-def claims(table: Mapping[str, Any]) -> list[Row]:
-    """B5 and B6, from the measured table alone."""
-    rows = table["seeds"]
+def after_step(quantity: str, step: int, variant: str = MAIN) -> Quantity:
+    """A quantity of the network after a gradient step."""
+    return Quantity(quantity, step, variant=variant)
 
-    def control(name: str, what: str) -> Row:
-        return summary(what, column(rows, name))
 
-    aligned = [Part("least absolute cosine of a neuron after step 2", ">", ALIGNED, "", column(rows, "step_2_least"))]
-    steps = [
-        control(f"step_{t}_{which}", f"{which} absolute cosine, step {t}")
-        for t in (0, 1, 2)
-        for which in ("least", "median")
-    ]
-    fewer = [
-        control(f"fewer_{count}_least", f"least absolute cosine after step 2, {count} samples")
-        for count in table["settings"]["fewer"]
-    ]
-    blind = [control("unstructured_median", "median absolute cosine after step 2, unstructured data")]
-    readouts = [
-        Part("accuracy of a classifier on the neurons of step 1", "<", NEAR_CHANCE, "", column(rows, "raw_1")),
-        Part("accuracy of a classifier on the neurons of step 2", ">", NEAR_PERFECT, "", column(rows, "raw_2")),
-    ]
-    explained = [
-        control("scaled_1", "step-1 directions stretched to unit length, biases spread over their range: accuracy"),
-        control("early_2", f"step-2 neurons, {table['settings']['readout_early']} steps of the readout: accuracy"),
-        control("norm_1", "median length of a weight vector, step 1"),
-        control("norm_2", "median length of a weight vector, step 2"),
-    ]
-    return [
-        judged_row(
-            table,
-            "B5",
-            aligned,
-            why="The second step points every neuron along the sum of the relevant patterns, up to its sampling error.",
-            controls=steps + fewer + blind,
-            figure="embedding",
+CLAIMS = (
+    Claim(
+        "B5",
+        says=(
+            "After two gradient steps on structured parity data the weight vector of every neuron has an absolute "
+            "cosine above 0.99 with the sum of the relevant patterns."
         ),
-        judged_row(
-            table,
-            "B6",
-            readouts,
-            why="After step 1 the directions are nearly right already, but the paper's tiny first rate leaves very short "
-            "weights: a neuron is a constant set by its bias, and a classifier on it is blind. One control stretches the same "
-            "directions. What step-2 neurons say of the counts is ill conditioned: a readout that stops early can "
-            "miss one (the first run of this study stopped at 600 steps, now a control, and came out partly).",
-            controls=explained,
-            figure="embedding",
+        where="Fig. 2",
+        paper="above 0.99",
+        figure="embedding",
+        parts=[Part("least absolute cosine of a neuron after step 2", after_step("cosine_least", 2), above=ALIGNED)],
+        shows=[
+            *(
+                Shown(f"{which} absolute cosine, step {step}", after_step(f"cosine_{which}", step))
+                for step in (0, 1, 2)
+                for which in ("least", "median")
+            ),
+            *(
+                Shown(
+                    f"least absolute cosine after step 2, {count} samples",
+                    after_step("cosine_least", 2, f"{count} samples"),
+                )
+                for count in (1_000, 5_000)
+            ),
+            Shown(
+                "median absolute cosine after step 2, unstructured data", after_step("cosine_median", 2, "unstructured")
+            ),
+        ],
+    ),
+    Claim(
+        "B6",
+        says=(
+            "A classifier trained on the neurons after one step is near chance on structured parity data, and one "
+            "trained on the neurons after two steps is near perfect."
         ),
-    ]
+        where="Sec. 6",
+        paper="about 52 / about 100 % test",
+        figure="embedding",
+        parts=[
+            Part("accuracy of a classifier on the neurons of step 1", after_step("readout", 1), below=NEAR_CHANCE),
+            Part("accuracy of a classifier on the neurons of step 2", after_step("readout", 2), above=NEAR_PERFECT),
+        ],
+        shows=[
+            Shown(
+                "step-1 directions stretched to unit length, biases spread over their range: accuracy",
+                after_step("readout", 1, "stretched"),
+            ),
+            Shown("step-2 neurons, 600 steps of the readout: accuracy", after_step("readout", 2, "early")),
+            Shown("median length of a weight vector, step 1", after_step("norm", 1)),
+            Shown("median length of a weight vector, step 2", after_step("norm", 2)),
+        ],
+    ),
+)
 
 
 # --- drawing -----------------------------------------------------------------------------------------
 
 
-def embedding(units: Float[Tensor, "n D"]) -> NDArray[np.float64]:
+def embed_in_plane(units: Float[Tensor, "n D"]) -> NDArray[np.float64]:
     """Classical multidimensional scaling (MDS) of unit vectors to two dimensions: distances squared are 2 (1 - cosine)."""
     cosines = (units @ units.T).numpy()
     centred = cosines - cosines.mean(0) - cosines.mean(1)[:, None] + cosines.mean()
@@ -180,19 +181,20 @@ def embedding(units: Float[Tensor, "n D"]) -> NDArray[np.float64]:
     return np.asarray(vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0)))
 
 
-def embedding_figure(settings: Settings) -> Figure:
-    """Seed 0: some neurons of steps 0, 1, 2 and the two stars in one embedding, one panel a step."""
-    patterns = settings.data(0)
-    nets = first_steps(settings.start(patterns, 0), settings.schedule(patterns), patterns.draw(settings.samples))
-    star = patterns.is_relevant().to(torch.float64) / patterns.relevant**0.5
-    half = settings.shown // 2
-    shown = torch.cat([torch.arange(half), settings.pairs + torch.arange(half)])
+def embedding_figure(results: Results) -> plots.Figure:
+    """Weight vectors and the two effective features, embedded by multidimensional scaling, after 0, 1 and 2 steps."""
+    case = results.cases()[0]
+    patterns = patterns_of(case)
+    nets = networks_of_first_steps(case.pairs, patterns, patterns.draw(case.samples))
+    star = star_direction(patterns)
+    half = torch.arange(case.shown // 2)
+    shown = torch.cat([half, case.pairs + half])
     weights = [net.w[shown] / net.w[shown].norm(dim=1, keepdim=True) for net in nets]
-    places = embedding(torch.cat([*weights, star[None], -star[None]]))[:, ::-1]
+    places = embed_in_plane(torch.cat([*weights, star[None], -star[None]]))[:, ::-1]
     figure, axes = plots.grid(1, 3, (3.2, 3.4), sharex=True, sharey=True)
     hollow = {"markersize": 22, "markerfacecolor": "none", "markeredgewidth": 1.5}
     for number, axis in enumerate(axes[0]):
-        least = float(star_cosines(nets[number], patterns.is_relevant()).abs().min())
+        least = summarise_cosines(nets[number], patterns)["cosine_least"]
         here = places[number * len(shown) : (number + 1) * len(shown)]
         axis.plot(*here.T, "o", color=plots.COLOURS["blue"], alpha=0.5, markersize=4, label="weight vectors")
         axis.plot(*places[-2:].T, "*", color=plots.COLOURS["red"], label="the two effective features", **hollow)
@@ -202,15 +204,12 @@ def embedding_figure(settings: Settings) -> Figure:
     return figure
 
 
-# --- the study ---------------------------------------------------------------------------------------
-
-
-def reproduce(
-    scale: str, *, runs: Path, results: Path, seeds: int | None = None, workers: int = 1, progress: Progress
-) -> dict[str, Any]:
-    """Measure what is missing under ``runs``, then write ``results/weights/SCALE.json`` and its figure."""
-    settings = settings_of(SCALES, scale, seeds)
-    jobs = [Job(weights, settings, {"seed": seed}, runs / "weights") for seed in range(settings.seeds)]
-    values, made_by = run_jobs(jobs, workers, progress)
-    table = table_of("weights", scale, settings.to_dict(), made_by) | {"seeds": values}
-    return conclude(table, claims, lambda _: {"embedding": embedding_figure(settings)}, results, progress)
+STUDY = Study(
+    name="weights",
+    paper="emergence",
+    scales=SCALES,
+    seeds={"smoke": 2, "desk": 5, "paper": 10},
+    measure=measure,
+    claims=CLAIMS,
+    figures=(Figure("embedding", "Weights gather in two steps (Figure 2)", embedding_figure),),
+)

@@ -1,0 +1,31 @@
+"""How estimators read tables: rows as finite arrays, errors that name the column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import validate_data
+
+
+class NamedColumns:
+    """Checks of rows for an estimator; columns have the names of a frame, or x0, x1, ..."""
+
+    def _check_rows(self, X: Any, y: Any = "no_validation", *, reset: bool = False, **checks: Any) -> Any:
+        """Rows (and targets) as finite arrays; an error names the columns that hold NaN or infinity."""
+        found = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_all_finite=False, **checks)
+        x = found[0] if isinstance(found, tuple) else found
+        broken = ~np.isfinite(x)
+        if broken.any():
+            columns = np.flatnonzero(broken.any(0))
+            names = ", ".join(str(self._column_name(column)) for column in columns[:5])
+            kind = "NaN" if np.isnan(x).any() else "infinity"
+            raise ValueError(
+                f"Input X contains {kind} in column {names}; fill or drop such values first, for example with "
+                "sklearn.impute.SimpleImputer in a pipeline."
+            )
+        return found
+
+    def _column_name(self, column: int) -> str:
+        names = getattr(self, "feature_names_in_", None)
+        return f"x{column}" if names is None else str(names[column])

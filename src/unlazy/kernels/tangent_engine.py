@@ -1,0 +1,450 @@
+"""The tangent kernel of one module for the Gram engine: picks and checks a rule for each layer, makes features, fills blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointError
+
+from unlazy.kernels.capture import (
+    Inputs,
+    Tap,
+    call_model,
+    calls_by_module,
+    channels_last,
+    check_numbers,
+    count_reads,
+    evaluation_mode,
+    forward_with_taps,
+    make_entry_check,
+    moves_entries,
+    repeat_samples,
+    require_gradients,
+    sample_count,
+    take_samples,
+    tap_gradients,
+)
+from unlazy.kernels.convolution_windows import Windows
+from unlazy.kernels.gated import with_exact_gradients
+from unlazy.kernels.gram import TooLittleMemory, parse_memory, size_text
+from unlazy.kernels.jacobian import rows_by_sample
+from unlazy.kernels.layer_rules import Call, Factors, Positions, Rows, Share, constant_rule, linear_rule, rule_for
+from unlazy.kernels.selection import (
+    Outputs,
+    Parameters,
+    direction_count,
+    output_directions,
+    own_parameters,
+    select_parameters,
+)
+from unlazy.kernels.tangent_blocks import Buffers, explicit_rows, fill_full, fill_trace, small_gram
+from unlazy.runtime import Unsupported, require
+
+CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
+# For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
+WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**26, 2**32, 0.25, 12
+FORMS = {
+    Factors: "outer products, never formed",
+    Positions: "position by position",
+    Windows: "explicit gradients, one filter tap at a time",
+    Rows: "explicit gradients",
+}
+
+
+Form = tuple[type[Share], ...]  # the classes in which the shares of a layer are held
+
+
+class RuleMismatch(Exception):  # noqa: N818
+    """A layer's rule does not fit: a call without one entry a sample in order, or a layer that only some samples use."""
+
+
+class TangentKernel:
+    """The tangent kernel of one module, as a :class:`~unlazy.kernels.gram.Kernel` for the Gram engine.
+
+    ``chosen``: the parameters, by name. ``fast``: the modules served by a rule, and whether weight and bias are chosen.
+    ``idle``: modules among them that no sample uses. ``forms``: in which form each module's shares are held.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Inputs,
+        x2: Inputs | None = None,
+        *,
+        outputs: Outputs = "trace",
+        parameters: Parameters = "trainable",
+        method: str = "auto",
+        surrogate: bool = False,
+        memory: str | int | None = None,
+    ) -> None:
+        require(method in ("auto", "loop"), f"method must be 'auto' or 'loop', got {method!r}.")
+        check_numbers(model, *(data for data in (x, x2) if data is not None))
+        self.chosen = select_parameters(model, parameters)
+        self.model = model if surrogate else with_exact_gradients(model)
+        self.fast = self._modules_with_rule() if method == "auto" else {}
+        self.idle: set[nn.Module] = set()
+        self.forms: dict[nn.Module, Form] = {}
+        self.explicit: set[nn.Module] = set()  # rows on both sides: samples of two sizes would be held in two forms
+        self.chunk, self.rough, self.plain_layout = 1, False, False
+        self.buffers = Buffers()
+        with self.ready():
+            seen = [self._check_rules(_first_and_last(data), outputs) for data in (x, x2) if data is not None]
+            costs = [self._bytes_per_sample(each) for each in seen]
+            if self.explicit:
+                costs = [self._bytes_per_sample(each) for each in seen]
+        self.feature_bytes, work = (max(cost) for cost in zip(*costs, strict=True))
+        self.work, self.budget = work, parse_memory(memory, self.device)
+        self._check_memory()
+        self.directions, pairing = output_directions(outputs, self._no_outputs)
+        self.tail: tuple[int, ...] = (self.count,) * 2 if pairing == "full" else ()
+        most = max(sample_count(x), 0 if x2 is None else sample_count(x2))
+        on_device = self.device.type == "cuda"
+        wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
+        self.chunk = max(1, min(1024, most, wanted, int(WORK_SHARE * self.budget) // max(1, work)))
+        checked = max(_bytes(self.chosen.values()), 2 * max(_bytes([p]) for p in self.chosen.values()))
+        # The check holds one gradient, then a layer's of two samples.
+        self.work_bytes = self.fixed_bytes + max(work * self.chunk, checked)
+        self.best_tile = 4096 if on_device else 512
+        self.methods = self._describe_methods()
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Context in which features are made: evaluation mode, and parameters that require no gradient."""
+        with (
+            torch.inference_mode(False),
+            evaluation_mode(self.model),
+            require_gradients([], list(self.model.parameters())),
+        ):
+            yield
+
+    def features(self, x: Inputs) -> list[Share]:
+        """Shares of all chosen parameters for the samples ``x``, always in one order; made ``chunk`` samples at a time."""
+        n = sample_count(x)
+        held: list[Share] = []
+        for start in range(0, n, self.chunk):
+            part = slice(start, min(start + self.chunk, n))
+            for number, share in enumerate(self._shares(take_samples(x, part))):
+                if start == 0:
+                    held.append(_empty_share(share, n, whole=part.stop == n))
+                if _is_held_as_rows(share):
+                    share.write_rows(held[number].tensors()[0][part])
+                elif share is not held[number]:
+                    for room, tensor in zip(held[number].tensors(), share.tensors(), strict=True):
+                        if room.shape[1:] != tensor.shape[1:]:
+                            raise RuleMismatch
+                        room[part] = tensor
+        return held
+
+    def block(self, out: Tensor, a: list[Share], b: list[Share], *, same: bool) -> None:
+        """Fill ``out`` with the kernel of two sets of features; ``same``: both are one set."""
+        with _matmul_precision(self.rough):
+            if self.tail:
+                fill_full(out, a, b, self.buffers, same=same)
+            else:
+                fill_trace(out, a, b, self.buffers, same=same)
+
+    # --- checks, and the choice of rules ---------------------------------------------------------------------
+
+    def _modules_with_rule(self) -> dict[nn.Module, tuple[bool, bool]]:
+        """Modules with a rule whose parameters are all their own: (weight chosen, bias chosen)."""
+        owners: dict[int, int] = {}
+        for module in self.model.modules():
+            for parameter in module.parameters(recurse=False):
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+        wanted = {id(parameter) for parameter in self.chosen.values()}
+        found = {}
+        for module in self.model.modules():
+            own = dict(module.named_parameters(recurse=False))
+            plain = set(own) <= {"weight", "bias"} and all(
+                owners[id(p)] == 1 and p.is_floating_point() for p in own.values()
+            )
+            weight, bias = (name in own and id(own[name]) in wanted for name in ("weight", "bias"))
+            if plain and (weight or bias) and rule_for(module) is not None:
+                found[module] = (weight, bias)
+        return found
+
+    def _check_output(self, out: Tensor) -> None:
+        name = type(self.model).__name__
+        if not out.is_floating_point():
+            remedy = "torch.view_as_real(out)" if out.is_complex() else "logits in place of classes"
+            raise Unsupported(name, f"its output is {out.dtype}, not real numbers", f"Return {remedy}.")
+        require(out.shape[1] > 0, f"{name} returns no outputs: {tuple(out.shape)}.")
+
+    def _check_memory(self) -> None:
+        """Raise ``TooLittleMemory`` if the gradients of one sample do not fit the memory; nothing is allocated before."""
+        width = self._no_outputs.shape[1]
+        self.fixed_bytes = self.count * width * self._no_outputs.element_size()  # the directions
+        if self.fixed_bytes + self.work > self.budget:
+            raise TooLittleMemory(
+                f"{size_text(self.budget)} is too small: the gradients of one sample in {self.count} directions take "
+                f"{size_text(self.fixed_bytes + self.work)}. Give more memory, or fewer outputs."
+            )
+
+    def _check_differentiable(self, probe: Inputs) -> None:
+        """Raise ``Unsupported`` if no parameter has a gradient. (If only the chosen ones have none, the kernel is 0.)"""
+        with require_gradients(list(self.model.parameters()), []), torch.enable_grad():
+            if not call_model(self.model, probe).requires_grad:
+                raise Unsupported(
+                    type(self.model).__name__,
+                    "its output has no gradient by any parameter: it is detached, or made without gradients",
+                    "Look for detach(), torch.no_grad() or operations without a derivative in its forward.",
+                )
+
+    def _check_samples_apart(self, together: Tensor, alone: Tensor) -> None:
+        scale = float(alone.abs().max()) + 1e-30
+        if float((together - alone).abs().max()) > 1e3 * torch.finfo(self.coarsest).eps * max(scale, 1.0):
+            raise Unsupported(
+                type(self.model).__name__,
+                "the output for a sample depends on the other samples of the batch",
+                "The tangent kernel is defined on batches of one; take the mixing layer out, or wrap the model.",
+            )
+
+    def _check_rules(self, probe: Inputs, outputs: Outputs) -> tuple[list[Tap], dict[nn.Module, list[Call]]]:
+        """Compare every rule with the gradients of two single samples; a rule that disagrees is dropped.
+
+        For random weights c of the two samples, one backward pass gives |sum c_i grad f(x_i)|^2 for every module. It must equal
+        sum c_i c_j K_ij by the rule. Also, only calls of its module may read a parameter. Returns the taps and the calls of the
+        batch of two.
+        """
+        out, taps = self._forward(probe)
+        self._check_output(out)
+        self.dtype, self.device, self._no_outputs = out.dtype, out.device, out.detach().new_empty(0, out.shape[1])
+        self.count = direction_count(outputs, out.shape[1])
+        self.coarsest = _least_precise([out, *self.model.parameters(), *pytree.tree_leaves(probe)])
+        random = torch.Generator().manual_seed(0)
+        direction = torch.randn(1, out.shape[1], generator=random, dtype=torch.float64).to(out)
+        weights = torch.randn(2, generator=random, dtype=torch.float64).to(out)
+        by_module = self._calls(out, taps, direction, demote=True)
+        owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
+        alone, exact, read = self._combined_gradients(probe, direction[0], weights, owned)
+        self._check_samples_apart(out.detach(), alone)
+        if not any(read.values()):
+            self._check_differentiable(probe)
+        products = torch.outer(weights, weights)
+        for module in owned:
+            shares = self._apply(module, by_module[module]) if module in by_module else []
+            terms = products * small_gram(shares) if shares else torch.zeros_like(products)
+            rule, size = float(terms.sum()), float(terms.trace())  # the sum may cancel
+            tolerance = CHECK_TOLERANCE.get(self.coarsest, 0.05) * max(exact[module], size)
+            elsewhere = read[module] > 2 * len(by_module.get(module, ()))
+            if shares is None or elsewhere or not abs(rule - exact[module]) <= tolerance:
+                del self.fast[module]
+            elif module not in by_module:
+                self.idle.add(module)
+            elif module in self.idle:  # called by some samples, not by others
+                del self.fast[module]
+                self.idle.discard(module)
+        return taps, by_module
+
+    def _combined_gradients(
+        self, probe: Inputs, direction: Tensor, weights: Tensor, owned: dict[nn.Module, list[nn.Parameter]]
+    ) -> tuple[Tensor, dict[nn.Module, float], dict[nn.Module, int]]:
+        """Outputs of the two samples, each in a batch of one; |sum_i c_i grad f(x_i)|^2 by module; and reads by module.
+
+        The reads of a module: how often the two samples read that parameter of it which is read most.
+        """
+        every = [parameter for parameters in owned.values() for parameter in parameters]
+        with require_gradients(every, []), torch.set_grad_enabled(bool(every)):
+            outs = torch.cat([call_model(self.model, take_samples(probe, slice(i, i + 1))) for i in range(2)])
+            total = weights @ outs @ direction
+            found: Sequence[Tensor | None] = [None] * len(every)
+            read = iter(count_reads(total, every))
+            if total.requires_grad:
+                found = torch.autograd.grad(total, every, allow_unused=True)
+        squares = iter([0.0 if gradient is None else float(gradient.square().sum()) for gradient in found])
+        norms = {module: sum(next(squares) for _ in parameters) for module, parameters in owned.items()}
+        return outs.detach(), norms, {module: max(next(read) for _ in own) for module, own in owned.items()}
+
+    def _bytes_per_sample(self, seen: tuple[list[Tap], dict[nn.Module, list[Call]]]) -> tuple[int, int]:
+        """Bytes per sample: of the features, and of what is held while they are made.
+
+        The gradients at hand are those of one direction; shares of all directions have the shapes of so many copies of it.
+        Rules are applied to shapes alone, so that nothing is allocated; norms with running statistics need numbers, and their
+        share grows with the directions.
+        """
+        taps, by_module = seen
+        k, held = self.count, 0
+        for module, calls in by_module.items():
+            if module in self.fast:
+                shares, copies = self._apply(module, [_shapes_only(call, k) for call in calls]), 1
+                if shares is None:
+                    shares, copies = self._apply(module, calls), k
+                form = tuple(_held_form(share) for share in shares or [])
+                if self.forms.setdefault(module, form) != form:
+                    self.explicit.add(module)
+                    self.forms[module] = (Rows,)
+                held += copies * sum(_held_bytes(share) for share in shares or []) // 2
+        rest = _bytes(self._rest()) * k
+        touched = _bytes([tap.output for tap in taps]) // 2
+        return max(held + rest, 1), (2 * k + 3) * touched + rest  # gradients, and a copy in another order
+
+    def _describe_methods(self) -> tuple[str, ...]:
+        names = {module: name for name, module in self.model.named_modules()}
+        lines = [
+            f"{names[module] or 'model'} ({type(module).__name__}): {_form_text(self.forms.get(module))}"
+            for module in self.fast
+        ]
+        unserved = {id(parameter) for parameter in self._rest()}
+        rest = [name for name, parameter in self.chosen.items() if id(parameter) in unserved]
+        return tuple(lines + [f"{name}: one backward pass per sample" for name in rest] + ["mode: eval"])
+
+    # --- features --------------------------------------------------------------------------------------------
+
+    def _rest(self) -> list[nn.Parameter]:
+        """Chosen parameters that no rule serves."""
+        served = {id(p) for module, picked in self.fast.items() for p in own_parameters(module, picked)}
+        return [parameter for parameter in self.chosen.values() if id(parameter) not in served]
+
+    def _forward(self, x: Inputs) -> tuple[Tensor, list[Tap]]:
+        """Output and taps, with channels innermost. A model that needs the plain layout (it may ask for views) gets that."""
+        if not self.plain_layout:
+            try:
+                return forward_with_taps(self.model, channels_last(x), set(self.fast))
+            except RuntimeError as error:
+                if "view" not in str(error):
+                    raise
+                self.plain_layout = True
+        return forward_with_taps(self.model, x, set(self.fast))
+
+    def _calls(self, out: Tensor, taps: list[Tap], directions: Tensor, *, demote: bool) -> dict[nn.Module, list[Call]]:
+        """The calls of each module with a rule. A module whose calls lack one entry a sample loses its rule (``demote``) or
+        raises ``RuleMismatch``.
+        """
+        n = len(out)
+        crooked = {tap.module for tap in taps if len(tap.input) != n or len(tap.output) != n}
+        if crooked and not demote:
+            raise RuleMismatch
+        for module in crooked:
+            del self.fast[module]
+        taps = [tap for tap in taps if tap.module not in crooked]
+        batched = all(rule_for(module) in (linear_rule, constant_rule) for module in self.fast)
+        try:
+            in_order = make_entry_check(out, taps, directions) if not demote and moves_entries(out) else None
+            found = tap_gradients(out, taps, directions, batched=batched)
+        except CheckpointError as error:  # what is computed again in the backward pass was not seen
+            raise RuleMismatch from error
+        if in_order is not None and not in_order(found):
+            raise RuleMismatch
+        return calls_by_module(taps, found)
+
+    def _apply(self, module: nn.Module, calls: list[Call]) -> list[Share] | None:
+        """The shares of a module; ``None`` where its rule does not fit the calls."""
+        rule = rule_for(module)
+        assert rule is not None
+        try:
+            with torch.no_grad():
+                shares = rule(calls, *self.fast[module])
+                return [Rows(torch.cat(explicit_rows(shares), dim=-1))] if module in self.explicit else shares
+        except (RuntimeError, ValueError, IndexError):
+            return None
+
+    def _shares(self, x: Inputs) -> Iterator[Share]:
+        """Share after share; the activations of a layer are freed once its share is made."""
+        by_module = self._calls(*self._forward(x), self.directions, demote=False) if self.fast else {}
+        for module in self.fast:
+            if (module in by_module) == (module in self.idle):
+                raise RuleMismatch  # used by other samples than those it was checked on
+        none = True
+        for module in self.fast:
+            if module in by_module:
+                found = self._apply(module, by_module.pop(module))
+                if found is None or tuple(map(_held_form, found)) != self.forms[module]:
+                    raise RuleMismatch
+                found = [_convert(share, self.dtype) for share in found]
+                none = none and not found
+                yield from found
+                del found
+        rest = self._rest()
+        if rest or none:
+            rows = rows_by_sample(self.model, x, rest, self.directions) if rest else None
+            zero = torch.zeros(sample_count(x), len(self.directions), 1, dtype=self.dtype, device=self.device)
+            yield Rows(zero if rows is None else rows.to(self.dtype))
+
+
+def _shapes_only(call: Call, k: int) -> Call:
+    """A call in ``k`` directions, as meta tensors: shapes without numbers."""
+    gradient = call.gradient.to("meta")
+    return Call(call.module, call.input.to("meta"), gradient.expand(k, *gradient.shape[1:]))
+
+
+def _least_precise(tensors: Iterable[Any]) -> torch.dtype:
+    """The least precise type of real numbers among these tensors."""
+    kinds = {tensor.dtype for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_floating_point()}
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+
+
+def _convert(share: Share, dtype: torch.dtype) -> Share:
+    """The share in ``dtype``, that of the output; a layer may compute in another one."""
+    if all(tensor.dtype == dtype or not tensor.is_floating_point() for tensor in share.tensors()):
+        return share
+    return share.with_tensors([t.to(dtype) if t.is_floating_point() else t for t in share.tensors()])
+
+
+def _form_text(form: Form | None) -> str:
+    return "unused" if form is None else FORMS[form[0]] if form else "none"
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _is_held_as_rows(share: Share) -> TypeGuard[Windows]:
+    return isinstance(share, Windows) and share.rows_are_small()
+
+
+def as_held(share: Share) -> Share:
+    """A share in the form in which it is paired: filters as explicit rows where these are small, grouped ones always."""
+    return Rows(share.rows()) if _is_held_as_rows(share) else share
+
+
+def _held_form(share: Share) -> type[Share]:
+    return Rows if _is_held_as_rows(share) else type(share)
+
+
+def _held_bytes(share: Share) -> int:
+    """What a share takes in the form in which it is held, without making it."""
+    if _is_held_as_rows(share):
+        return len(share.inputs[0]) * math.prod(share.row_shape) * share.inputs[0].element_size()
+    return _bytes(share.tensors())
+
+
+def _empty_share(share: Share, n: int, *, whole: bool) -> Share:
+    """A share with empty tensors for the features of ``n`` samples; the share itself if it is of all samples."""
+    if _is_held_as_rows(share):
+        return Rows(share.inputs[0].new_empty(n, *share.row_shape))
+    if whole:
+        return share
+    return share.with_tensors([_empty_with_length(tensor, n) for tensor in share.tensors()])
+
+
+def _empty_with_length(tensor: Tensor, n: int) -> Tensor:
+    """An empty tensor for ``n`` samples in the same layout (channels may be innermost)."""
+    order = sorted(range(1, tensor.ndim), key=tensor.stride, reverse=True)
+    made = tensor.new_empty(n, *(tensor.shape[axis] for axis in order))
+    return made.permute(0, *(1 + order.index(axis) for axis in range(1, tensor.ndim)))
+
+
+def _first_and_last(x: Inputs) -> Inputs:
+    """The first and the last sample; a lone sample twice."""
+    n = sample_count(x)
+    if n == 1:
+        return repeat_samples(x)
+    first, last = take_samples(x, slice(0, 1)), take_samples(x, slice(n - 1, n))
+    return pytree.tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, first, last)
+
+
+@contextmanager
+def _matmul_precision(rough: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    if rough:
+        torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

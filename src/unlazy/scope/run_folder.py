@@ -1,0 +1,146 @@
+"""The run folder of a scope: its writer, its header, and the arrays it holds besides measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unlazy.runtime import StoreError, provenance, short_hash
+from unlazy.scope.measurements import Measurements, Start, to_numpy
+from unlazy.scope.probe_set import ProbeSet
+from unlazy.scope.user_model import device_and_dtype
+from unlazy.store import FORMAT, Run, Writer, write_file
+
+START_BYTES = 2**26  # of parameters, kept in the run so that a resumed scope knows where training began
+PROBE_BYTES = 2**24  # of inputs, kept in the run so that a page can draw them
+
+
+class ScopeWriter(Writer):
+    """Writes the run folder of a scope. An existing run of the same scope is continued, finished or not, and keeps all complete
+    measurements: a scope cannot repeat the user's training. ``overwrite``: drop the existing run and begin anew.
+    """
+
+    def __init__(self, folder: Path, header: dict[str, Any], *, overwrite: bool = False) -> None:
+        self._overwrite, self._status_before, self._new_header = overwrite, b"", {"format": FORMAT, **header}
+        super().__init__(folder, header)
+
+    def _resume(self, wanted: str) -> tuple[int, dict[str, Any]] | None:
+        run = Run(self.folder)
+        if self._overwrite:
+            self._discard_run(run)
+            return None
+        status = self.folder / "status.json"
+        self._status_before = status.read_bytes() if status.exists() else b""
+        if run.id != wanted:
+            raise StoreError(
+                f"{self.folder} holds another scope ({run.id}, not {wanted}): another model, probe set or choice of views. "
+                "Choose another folder, or replace that one with Scope(..., overwrite=True)."
+            )
+        lines = run.lines
+        metrics = self.folder / "metrics.jsonl"
+        if metrics.exists():
+            os.truncate(metrics, lines[-1].end if lines else 0)
+        named = {self.folder / "arrays" / f"{name}.npy" for line in lines for name in line.arrays.values()}
+        named |= {self.folder / "checkpoints" / f"{line.checkpoint}.safetensors" for line in lines if line.checkpoint}
+        self._delete_unnamed_files(named)
+        return (max(line.step for line in lines), {}) if lines else None
+
+    def _discard_run(self, run: Run) -> None:
+        """Delete the run of an earlier scope; its numbers go first, so that nobody takes them for those of the new run."""
+        if run.header.get("kind") != "scope":
+            raise StoreError(
+                f"{self.folder} holds a run that no scope wrote, so it is not replaced. Choose another folder."
+            )
+        for name in ("metrics.jsonl", "verdict.json", "status.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        self._start(self._new_header)
+        self._delete_unnamed_files(set())
+
+    def close_unchanged(self) -> None:
+        """Close the folder and restore the status it had when it was opened."""
+        if self._status_before:
+            write_file(self.folder / "status.json", self._status_before)
+        self.__exit__(None, None, None)
+
+    def update_header(self, measurements: Measurements) -> None:
+        """Write into ``run.json`` what was found since: measures of the start that had to wait, notes, measures left out."""
+        header = Run(self.folder).header
+        header["recipe"]["scope"] |= _what_is_measured(measurements)
+        self._start(header)
+
+    def write_verdict(self, verdict: Mapping[str, Any]) -> None:
+        """Replace ``verdict.json`` by the given plain values."""
+        write_file(self.folder / "verdict.json", (json.dumps(verdict, indent=1) + "\n").encode())
+
+
+def scope_identity(model: Any, probe: ProbeSet, views: tuple[str, ...], seed: int) -> dict[str, Any]:
+    """What two scopes must have in common to write one run; its hash is the run's id. ``model``: a spec or a description."""
+    data = {"name": "probe", "options": {}, "fingerprint": probe.fingerprint}
+    return {"model": model, "data": data, "views": list(views), "groups": probe.group_samples(), "seed": seed}
+
+
+def run_header(identity: Mapping[str, Any], measurements: Measurements, budget: float, spec: Any) -> dict[str, Any]:
+    """The contents of ``run.json``. ``spec``: of a network of ours, else ``None``."""
+    about = {
+        "views": identity["views"],
+        "budget": budget if np.isfinite(budget) else None,
+        "groups": identity["groups"],
+        "layers": measurements.layers,
+        **_what_is_measured(measurements),
+        "probe_kind": measurements.probe.kind,
+        "image_shape": measurements.probe.image_shape,
+    }
+    device, dtype = device_and_dtype(measurements.model)
+    return {
+        "id": short_hash(dict(identity)),
+        "kind": "scope",
+        "study": None,
+        "scale": None,
+        "recipe": {"model": identity["model"], "data": identity["data"], "scope": about},
+        "members": [{}],
+        "model": spec,
+        "data": identity["data"],
+        "provenance": provenance(str(dtype).removeprefix("torch."), str(device)),
+    }
+
+
+def _what_is_measured(measurements: Measurements) -> dict[str, Any]:
+    """``left_out``, ``notes``, ``rows``, and ``waiting``: measures whose values at the start are still to be taken."""
+    return {
+        "left_out": measurements.left_out_quantities(),
+        "notes": measurements.notes,
+        "rows": measurements.sampled_rows(),
+        "waiting": list(measurements.waiting),
+    }
+
+
+def probe_arrays(probe: ProbeSet) -> dict[str, NDArray[Any]]:
+    """Targets of the probe set, and its inputs where they are small; written at step 0 only.
+
+    Targets at every position are kept as the columns that match the outputs.
+    """
+    y = probe.columns if probe.columns is not None and not probe.y.is_floating_point() and probe.y.ndim > 1 else probe.y
+    arrays = {"probe_y": y.detach().float().cpu().numpy() if y is probe.columns else y.detach().cpu().numpy()}
+    if isinstance(probe.x, Tensor) and probe.x.is_floating_point() and _total_bytes([probe.x]) <= PROBE_BYTES:
+        arrays["probe_x"] = probe.x.detach().float().cpu().numpy()
+    return arrays
+
+
+def start_arrays(start: Start) -> dict[str, NDArray[Any]] | None:
+    """Parameters and buffers of the start; ``None`` where they are too large to keep."""
+    if _total_bytes([*start.parameters.values(), *start.buffers.values()]) > START_BYTES:
+        return None
+    named = {f"model/{name}": p for name, p in start.parameters.items()}
+    named |= {f"buffer/{name}": b for name, b in start.buffers.items()}
+    return {name: to_numpy(tensor) for name, tensor in named.items()}
+
+
+def _total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,1 +1,0 @@
-"""A zoo of planted features: who finds them, and from how many samples?"""

@@ -1,1 +1,0 @@
-"""Failure cases that a published summary of the half-space paper names: high frequency, interactions, small data."""

@@ -1,1 +1,0 @@
-"""Quadratic gates against linear ones at the same number of parameters (F4)."""

@@ -1,0 +1,166 @@
+"""Tiles over a Dask cluster: the same bits, whoever computes them and whoever dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gram_cases import data, net
+from repository import ROOT
+from unlazy import GramFile, gram_file, runtime, tangent_kernel
+from unlazy.kernels import gram_cluster
+from unlazy.runtime import InputError
+
+distributed = pytest.importorskip("distributed")
+pytest.importorskip("zarr")
+
+
+class Slow(nn.Module):
+    """A network that takes its time, so that there is time to kill."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.005)
+        return self.net(x)
+
+
+class Picky(nn.Module):
+    """A network that refuses one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x[:, 0] == 77.0).any()):
+            raise ValueError("not this one")
+        return self.layer(x)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Any]:
+    """Two workers as threads of this process: quick, and they see what tests patch."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**options) as workers, distributed.Client(workers) as client:
+        yield client
+
+
+def test_a_cluster_computes_what_one_process_does(tmp_path: Path, here: Any) -> None:
+    x = data(26)
+    told: list[tuple[int, int]] = []
+    file = gram_file(
+        tmp_path / "k.zarr", net(), x, tile=4, client=here, progress=lambda done, total: told.append((done, total))
+    )
+    assert told == [(done, 28) for done in range(1, 29)]
+    with runtime.threads(1):
+        alone = gram_file(tmp_path / "alone.zarr", net(), x, tile=4)
+    assert np.array_equal(file.array()[...], alone.array()[...])
+    assert torch.allclose(torch.from_numpy(file.array()[...]), tangent_kernel(net(), x), rtol=1e-12)
+    cross = gram_file(tmp_path / "cross.zarr", net(), x, data(7, seed=3), tile=5, client=here, outputs="full")
+    assert np.array_equal(
+        cross.array()[...],
+        gram_file(tmp_path / "c.zarr", net(), x, data(7, seed=3), tile=5, outputs="full").array()[...],
+    )
+
+
+def test_only_what_is_missing_travels(tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, x = tmp_path / "k.zarr", data(26)
+    gram_file(path, net(), x, tile=4, shard=(0, 2))
+    computed: list[tuple[int, int]] = []
+    plain = gram_cluster.compute_tile
+    monkeypatch.setattr(
+        gram_cluster, "compute_tile", lambda tiles, file, place: (plain(tiles, file, place), computed.append(place))
+    )
+    missing = GramFile(path).missing_places()
+    gram_file(path, net(), x, tile=4, client=here)
+    assert sorted(computed) == sorted(missing)
+    gram_file(path, net(), x, tile=4, client=here)
+    assert len(computed) == len(missing)
+
+
+def test_what_a_tile_raises_is_raised_here_and_the_rest_is_kept(tmp_path: Path, here: Any) -> None:
+    x = data(40)
+    x[22, 0] = 77.0
+    with pytest.raises(Exception, match="not this one"):
+        gram_file(tmp_path / "k.zarr", Picky(), x, tile=4, client=here)
+    file = GramFile(tmp_path / "k.zarr")
+    assert (0, 0) not in file.missing_places()
+    assert (5, 5) in file.missing_places()
+
+
+def test_one_worker_serves_jobs_one_after_another(tmp_path: Path, here: Any) -> None:
+    for seed in (0, 1, 0):
+        path = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}.zarr"
+        found = gram_file(path, net(seed), data(9), tile=4, client=here).array()[...]
+        assert torch.allclose(torch.from_numpy(found), tangent_kernel(net(seed), data(9)), rtol=1e-12)
+
+
+def test_a_file_that_was_deleted_and_begun_with_other_tiles_is_a_new_one(tmp_path: Path, here: Any) -> None:
+    for tile in (4, 3, 5):
+        found = gram_file(tmp_path / "k.zarr", net(), data(20), tile=tile, client=here).array()[...]
+        assert torch.allclose(torch.from_numpy(found), tangent_kernel(net(), data(20)), rtol=1e-12)
+        shutil.rmtree(tmp_path / "k.zarr")
+
+
+def test_a_cluster_without_workers_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gram_cluster, "PATIENCE", 0.2)
+    with (
+        distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty,
+        distributed.Client(empty) as client,
+        pytest.raises(InputError, match="no worker joined"),
+    ):
+        gram_file(tmp_path / "k.zarr", net(), data(6), client=client)
+
+
+def test_a_folder_that_workers_do_not_share_is_an_error(
+    tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gram_cluster, "compute_tile", lambda tiles, file, place: None
+    )  # written elsewhere, as seen from here
+    with pytest.raises(InputError, match="share the folder"):
+        gram_file(tmp_path / "k.zarr", net(), data(9), tile=4, client=here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", [1, 2], ids=["one of two workers", "both workers at once"])
+def test_killed_workers_cost_only_their_unfinished_tiles(
+    tmp_path: Path, victims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))  # where workers find Slow
+    path, x, written = tmp_path / "k.zarr", data(120), dict[Path, int]()
+    with runtime.threads(1):
+        whole = gram_file(tmp_path / "whole.zarr", Slow(), x, tile=8).array()[...]
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as workers,
+        distributed.Client(workers) as client,
+    ):
+
+        def kill() -> None:
+            while len(receipts := list((path / "receipts").glob("[0-9]*.json"))) < 20:
+                time.sleep(0.01)
+            written.update({receipt: receipt.stat().st_mtime_ns for receipt in receipts})
+            for pid in list(client.run(os.getpid).values())[:victims]:
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        file = gram_file(path, Slow(), x, tile=8, client=client)
+        killer.join()
+    assert np.array_equal(file.array()[...], whole)
+    assert {receipt: receipt.stat().st_mtime_ns for receipt in written} == written  # nothing finished was done again
+    assert len({told["by"] for told in file.receipts().values()}) >= 2 + victims - 1
