@@ -24,6 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))  # where the tests keep their measuring tape
+from process_memory import PeakGrowth
+
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench" / "large_models.json"
 
 
@@ -118,12 +121,18 @@ def make(name: str, tiny: bool, n: int) -> tuple[nn.Module, Tensor, Tensor, int]
     return Encoder(Patches(patch, width), (side // patch) ** 2, width, layers, heads, classes), x, y, batch
 
 
-def memory_peak(device: str) -> int:
-    """The most bytes that this process has taken so far: of the card, or of the machine."""
-    if device == "cuda":
-        return int(torch.cuda.max_memory_allocated())
-    with Path("/proc/self/status").open() as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+class CardPeak:
+    """Like ``PeakGrowth``, of the graphics card."""
+
+    bytes: int
+
+    def __enter__(self) -> CardPeak:
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bytes = torch.cuda.max_memory_allocated() - self._before
 
 
 def train(name: str, device: str, steps: int, tiny: bool, watched: bool) -> dict[str, Any]:
@@ -140,24 +149,25 @@ def train(name: str, device: str, steps: int, tiny: bool, watched: bool) -> dict
     net, x, y, batch = make(name, tiny, 32 if tiny else 256)
     net, x, y = net.to(device), x.to(device), y.to(device)
     probe = 16 if tiny else 128
-    before, wall, processor = memory_peak(device), time.perf_counter(), time.process_time()
-    scope = Scope(net, probe=(x[:probe], y[:probe]), steps=steps) if watched else None
-    first = time.process_time() - processor
-    optimiser = torch.optim.AdamW(net.parameters(), 1e-4)
-    for step in range(1, steps + 1):
-        rows = torch.randint(len(x), (batch,), device=device)
-        train_step(net, optimiser, x[rows], y[rows])
+    with CardPeak() if device == "cuda" else PeakGrowth() as peak:
+        wall, processor = time.perf_counter(), time.process_time()
+        scope = Scope(net, probe=(x[:probe], y[:probe]), steps=steps) if watched else None
+        first = time.process_time() - processor
+        optimiser = torch.optim.AdamW(net.parameters(), 1e-4)
+        for step in range(1, steps + 1):
+            rows = torch.randint(len(x), (batch,), device=device)
+            train_step(net, optimiser, x[rows], y[rows])
+            if scope is not None:
+                scope.step(step)
         if scope is not None:
-            scope.step(step)
-    if scope is not None:
-        scope.finish()
-    if device == "cuda":
-        torch.cuda.synchronize()
+            scope.finish()
+        if device == "cuda":
+            torch.cuda.synchronize()
     found: dict[str, Any] = {
         "parameters": sum(p.numel() for p in net.parameters()),
         "seconds": time.perf_counter() - wall,
         "processor_seconds": time.process_time() - processor,
-        "peak_bytes": memory_peak(device) - before,
+        "peak_bytes": peak.bytes,
     }
     if scope is not None:
         counts = {

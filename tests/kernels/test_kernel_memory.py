@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
+from process_memory import run_code
+
 WATCHED = """
-import sys, threading, time
+import sys
 import torch
 from unlazy import tangent_kernel
+from process_memory import PeakGrowth
 from unlazy.bench.workloads import convolutional, dense, two_layers
 
 kind, mode, n, budget = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]) * 10**6
@@ -19,25 +21,9 @@ make, shape = {"dense": (lambda: dense(1024), (784,)), "conv": (convolutional, (
 model, x = make(), torch.randn(n, *shape)
 tangent_kernel(model, x[:4], outputs=mode)  # libraries loaded, pools warm
 
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-before = peak = resident()
-over = False
-
-def watch():
-    global peak
-    while not over:
-        peak = max(peak, resident())
-        time.sleep(0.002)
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-tangent_kernel(model, x, outputs=mode, memory=budget)
-over = True
-watcher.join()
-print((peak - before) / budget)
+with PeakGrowth() as peak:
+    tangent_kernel(model, x, outputs=mode, memory=budget)
+print(peak.bytes / budget)
 """
 
 
@@ -48,6 +34,5 @@ print((peak - before) / budget)
     [("dense", "trace", 400, 100), ("conv", "trace", 100, 120), ("conv", "full", 100, 250), ("two", "sum", 2000, 60)],
 )
 def test_the_budget_is_kept_within_a_tenth(kind: str, mode: str, n: int, megabytes: int) -> None:
-    command = [sys.executable, "-c", WATCHED, kind, mode, str(n), str(megabytes)]
-    used = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    used = float(run_code(WATCHED, kind, mode, n, megabytes))
     assert 0.05 < used < 1.1, f"used {used:.2f} of the budget"

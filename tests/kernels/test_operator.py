@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import zoo
+from process_memory import run_code
 from unlazy import DLGN, Dataset, HardGate, InputError, Unsupported, tangent_kernel, tangent_operator
 from unlazy.kernels.gram import TooLittleMemory
 from unlazy.kernels.operator import TangentOperator
@@ -264,9 +264,10 @@ def _identity(n: int) -> Any:
 
 
 WATCHED = """
-import sys, threading, time
+import sys
 import numpy as np, torch
 from torch import nn
+from process_memory import PeakGrowth
 from unlazy import tangent_operator
 
 torch.set_num_threads(1)
@@ -281,25 +282,9 @@ else:
 v = torch.randn(len(x), 12)
 tangent_operator(model, x[:4], outputs=1) @ v[:4]  # libraries loaded, pools warm
 
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-before = peak = resident()
-over = False
-
-def watch():
-    global peak
-    while not over:
-        peak = max(peak, resident())
-        time.sleep(0.002)
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-tangent_operator(model, x, outputs=1, memory=budget) @ v
-over = True
-watcher.join()
-print((peak - before) / budget)
+with PeakGrowth() as peak:
+    tangent_operator(model, x, outputs=1, memory=budget) @ v
+print(peak.bytes / budget)
 """
 
 
@@ -307,8 +292,7 @@ print((peak - before) / budget)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("megabytes", "kind"), [(60, "dense"), (150, "dense"), (40, "conv"), (200, "conv")])
 def test_the_memory_given_is_kept(megabytes: int, kind: str) -> None:
-    command = [sys.executable, "-c", WATCHED, str(megabytes), kind]
-    used = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    used = float(run_code(WATCHED, megabytes, kind))
     assert 0.05 < used < 1.1, f"used {used:.2f} of the budget"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -13,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from process_memory import run_code
 from unlazy import tangent_kernel
 from unlazy.kernels.compare import centered_alignment, kernel_distance, relative_change
 from unlazy.kernels.gram import TooLittleMemory
@@ -250,19 +250,16 @@ def test_large_layers_are_folded_before_samples_are_dropped_and_the_same_ones_la
 
 
 PEAK = """
-import sys, threading, time
+import sys
 import torch
 from torch import nn
 sys.path[:0] = {paths!r}
+from process_memory import PeakGrowth
 from test_directions import Tied, Untied, estimate
 from unlazy.scope.directions import DirectionTangents
 from unlazy.scope.memory import MemoryLimit
 
 torch.set_num_threads(1)
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
 
 def run(net, x, budget):
     names = [name for name, _ in net.named_parameters()]
@@ -274,21 +271,9 @@ kind = {kind}
 run(kind(64, 16, 8).eval(), torch.randint(0, 64, (8, 8)), 10**9)  # libraries loaded
 net, x = {net}
 net.eval()
-before = peak = resident()
-over = False
-
-def watch():
-    global peak
-    while not over:
-        peak = max(peak, resident())
-        time.sleep(0.001)
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-kernel, _ = run(net, x, {budget})
-over = True
-watcher.join()
-print(peak - before, {budget}, 4 * sum(p.numel() for p in net.parameters()))
+with PeakGrowth() as peak:
+    kernel, _ = run(net, x, {budget})
+print(peak.bytes, {budget}, 4 * sum(p.numel() for p in net.parameters()))
 """
 
 
@@ -305,7 +290,5 @@ print(peak - before, {budget}, 4 * sum(p.numel() for p in net.parameters()))
 def test_measured_peaks_keep_the_plan(kind: str, net: str, budget: int) -> None:
     """The process grows by at most the memory given and three copies of the parameters, with thousands of outputs."""
     code = PEAK.format(paths=[str(Path(__file__).parent)], kind=kind, net=net, budget=budget)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    grown, allowed, parameters = map(int, done.stdout.split())
+    grown, allowed, parameters = map(int, run_code(code).split())
     assert grown < allowed + 3 * parameters, f"{grown / 1e6:.0f} MB, {allowed / 1e6:.0f} + 3 x {parameters / 1e6:.0f}"

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from process_memory import ENVIRONMENT
 from repository import ROOT
 
 
@@ -90,7 +91,7 @@ def test_length_follows_the_clock(bench: ModuleType) -> None:
 
 def run_large_models(*options: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "large_models.py"), "--device", "cpu", *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
 
 

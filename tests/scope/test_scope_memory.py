@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from unittest import mock
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import cases
+from process_memory import run_code
 from unlazy import Scope, tangent_kernel
 from unlazy.kernels.gated import net_gates
 from unlazy.kernels.gram import TooLittleMemory, free_memory, plan_gram
@@ -26,9 +26,10 @@ from unlazy.scope.tangent import FEWEST_DIRECTIONS, FEWEST_SAMPLES, TangentMeasu
 from unlazy.scope.user_model import preserve_state
 
 WATCHED = """
-import threading, time
+import sys
 import torch
 from torch import nn
+from process_memory import PeakGrowth
 from unlazy import Scope
 
 torch.set_num_threads(1)
@@ -45,10 +46,6 @@ class Transformer(nn.Module):
     def forward(self, x):
         return self.head(self.body(self.embedding(x)).mean(1))
 
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
 def train(net, classes, n, memory):
     x, y = torch.randint(100, (n, 64)), torch.randint(classes, (n,))
     optimiser = torch.optim.SGD(net.parameters(), 0.01)
@@ -63,26 +60,14 @@ def train(net, classes, n, memory):
 
 train(Transformer(16, 3), 3, 20, None)  # libraries loaded, pools warm
 net, budget = Transformer(192, 6000), 64 * 10**6
-before = peak = resident()
-over = False
-
-def watch():
-    global peak
-    while not over:
-        peak = max(peak, resident())
-        time.sleep(0.002)
-
-watcher = threading.Thread(target=watch)
-watcher.start()
-history = train(net, 6000, 128, budget).history
-over = True
-watcher.join()
+with PeakGrowth() as peak:
+    history = train(net, 6000, 128, budget).history
 parameters = 4 * sum(p.numel() for p in net.parameters())
 assert all(history.last(name) > 0 for name in ("loss", "linearisation_error", "tangent_error", "tangent_change"))
 assert any("random directions of 6000 outputs" in note for note in history.notes), history.notes
 print(history.notes)
 assert any("samples pass the model in parts" in note for note in history.notes), history.notes
-print(peak - before, budget, parameters)
+print(peak.bytes, budget, parameters)
 """
 
 
@@ -92,9 +77,7 @@ def test_a_transformer_with_thousands_of_classes_is_watched_within_the_memory_gi
     """The process grows by at most the memory given and four copies of the parameters: the training's own gradient, the start,
     and two while measuring. All 128 samples at a time would take more, the exact kernel 30 GB for one sample.
     """
-    found = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    grown, budget, parameters = map(int, found.stdout.splitlines()[-1].split())
+    grown, budget, parameters = map(int, run_code(WATCHED).splitlines()[-1].split())
     assert grown < budget + 4 * parameters, (
         f"{grown / 1e6:.0f} MB, {budget / 1e6:.0f} allowed beside {parameters / 1e6:.0f}"
     )

@@ -163,6 +163,7 @@ def test_a_checkpoint_far_away_still_counts_as_the_same_training(interrupted: Pa
     far = Training(seed=0, lr=0.05).steps(range(1, 400))
     scope = far.scope(interrupted, strict=True)
     far.steps(range(400, 402), scope)
+    scope.finish()  # which measures the last step
     assert scope.history.last("parameter_motion") > 0.2
     assert scope.history.steps[-1] == 401
 

@@ -124,11 +124,22 @@ def call_with(model: nn.Module, values: Named, x: Inputs) -> Float[Tensor, "n o"
 def _pairing_by_gradient(
     model: nn.Module, values: Named, buffers: Named, v: Named, x: Inputs, u: Tensor
 ) -> Float[Tensor, ""]:
-    """<J^T u, v> from the plain gradient."""
+    """<J^T u, v> from the plain gradient, of which one tensor at a time is held: all of them are as large as the model."""
     leaves = {name: p.detach().requires_grad_(True) for name, p in values.items()}
+    total = torch.zeros((), dtype=u.dtype, device=u.device)
+
+    def add(leaf: Tensor, direction: Tensor) -> None:
+        assert leaf.grad is not None
+        total.add_((leaf.grad * direction).sum())
+        leaf.grad = None
+
+    for name, leaf in leaves.items():
+        leaf.register_post_accumulate_grad_hook(partial(add, direction=v[name]))
     with torch.enable_grad():
-        found = _gradient(call_with(model, {**leaves, **buffers}, x), list(leaves.values()), u)
-    return torch.stack([(g * v[name]).sum() for name, g in zip(leaves, found, strict=True) if g is not None]).sum()
+        out = call_with(model, {**leaves, **buffers}, x)
+        if out.requires_grad:
+            torch.autograd.backward(out, u, inputs=list(leaves.values()))
+    return total
 
 
 # --- a module and its Jacobian -------------------------------------------------------------------------------

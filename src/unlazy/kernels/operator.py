@@ -132,8 +132,9 @@ class TangentOperator(KernelOperator):
     # --- products --------------------------------------------------------------------------------------------
 
     def multiply(self, columns: Float[Tensor, "m c"]) -> Float[Tensor, "n c"]:
-        """K times columns, in float64."""
-        return self.apply(self.apply_transposed(columns))
+        """K times columns, in float64. Some at a time: J^T times a column is as long as the parameters."""
+        groups = self._column_groups(columns)
+        return torch.cat([self.apply(self.apply_transposed(columns[:, group])) for group in groups], dim=1)
 
     def apply_transposed(self, columns: Float[Tensor, "m c"]) -> Float[Tensor, "p c"]:
         """J^T times columns, ``[features, c]`` in float64: one pass over the data."""
