@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -196,6 +197,16 @@ def test_the_meaning_of_a_rule_is_not_its_source_text() -> None:
     assert function_meaning(scaled_by(2)) != function_meaning(scaled_by(3))  # what it uses belongs to the rule
     with pytest.raises(InputError, match="factor is list"):
         function_meaning(scaled_by([2]))
+
+    def ratio(narrow, wide):
+        return sum(narrow / step for step in (wide, 2 * wide))
+
+    alone = function_meaning(ratio)
+    with mock.patch.dict(
+        globals(), {"narrow": Quantity("a"), "wide": [3], "step": [4]}
+    ):  # names of arguments and loops
+        assert function_meaning(ratio) == alone
+
     part = Part("x", (Quantity("a"), Quantity("b")), by=difference, above=0)
     again = Part("other words", (Quantity("a"), Quantity("b")), by=difference, above=0, unit="m")
     assert part.meaning() == again.meaning()

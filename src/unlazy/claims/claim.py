@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import symtable
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -226,11 +227,22 @@ def function_meaning(function: Function) -> list[Any]:
 def _used_values(function: Function, tree: ast.FunctionDef, body: Sequence[ast.stmt]) -> Iterator[tuple[str, Any]]:
     """Names and values that a function takes from outside, other than modules and itself, in alphabetical order."""
     defaults = [default for default in (*tree.args.defaults, *tree.args.kw_defaults) if default is not None]
-    used = {node.id for part in (*defaults, *body) for node in ast.walk(part) if isinstance(node, ast.Name)}
+    used = {node.id for default in defaults for node in ast.walk(default) if isinstance(node, ast.Name)}
+    plain = ast.FunctionDef(tree.name, tree.args, [*body], decorator_list=[], returns=None)
+    scopes = symtable.symtable(ast.unparse(ast.fix_missing_locations(plain)), "part", "exec").get_children()
+    own = next(scope for scope in scopes if scope.get_name() == tree.name)
+    used |= set(_outside_names(own))  # an argument may be called like something outside
     outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     for name in sorted(used & outside.keys()):
         if not isinstance(outside[name], ModuleType) and outside[name] is not function:
             yield name, outside[name]
+
+
+def _outside_names(scope: symtable.SymbolTable) -> Iterator[str]:
+    """Names that a function and the functions inside it read and do not bind."""
+    yield from (symbol.get_name() for symbol in scope.get_symbols() if symbol.is_global())
+    for inner in scope.get_children():
+        yield from _outside_names(inner)
 
 
 def _value_meaning(name: str, value: Any) -> list[Any]:

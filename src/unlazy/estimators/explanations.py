@@ -77,7 +77,7 @@ class Explanation:
     """One score of one row as a sum: ``intercept`` + contributions of ``paths`` + ``rest`` = ``score``.
 
     ``paths``: the active paths with the largest contributions. ``rest``: what the ``active`` - ``len(paths)`` paths that are not
-    listed add together. ``share``: sum of the listed |contributions| over the sum of all. ``conditions[i]``: the half-spaces of
+    listed add together. ``share``: sizes of the listed contributions over those of all. ``conditions[i]``: the half-spaces of
     path i in words. ``print(explanation)`` shows all of it; a notebook shows it as a card.
     """
 
@@ -159,7 +159,7 @@ class Explained:
     # --- of one row -----------------------------------------------------------------------------------------
 
     def paths(self, x: Any, top: int | None = None, output: Any = None) -> Explanation:
-        """The active paths of one row, largest |contribution| first; with the intercept and the rest they add up to the score.
+        """The active paths of one row, largest in size first; with the intercept and the rest they add up to the score.
 
         ``x [d]``: one row (or a frame with one row). ``top``: list only so many; without it all of them, if there are not too
         many. ``output``: the class (or the number of the target) whose score is explained; by default the predicted class.

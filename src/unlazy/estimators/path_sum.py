@@ -126,7 +126,7 @@ class PathSum:
         )
 
     def absolute_sum(self, x: Array) -> Array:
-        """Sum of |contribution| over all active paths, ``[n, outputs]``: what shares of an explanation refer to."""
+        """Sum of the sizes of the contributions of all active paths, ``[n, outputs]``: what shares of an explanation refer to."""
         self.require_half_spaces()
         return self._score(self.gates(x), x, absolute=True)
 
@@ -153,7 +153,7 @@ class PathSum:
         return self.gates(x).sum(-1).prod(0).sum(0)
 
     def largest_paths(self, x: Array, output: int, top: int) -> list[ActivePath]:
-        """The ``top`` active paths of one row ``[d]`` with the largest |contribution| to one score, largest first.
+        """The ``top`` active paths of one row ``[d]`` that contribute most to one score in size, largest first.
 
         Exact for any number of paths: the best ``top`` ways to reach each unit are kept layer by layer, because a path's
         contribution is a product along it.
@@ -186,7 +186,7 @@ class PathSum:
         return found
 
     def all_paths(self, x: Array, output: int) -> list[ActivePath]:
-        """Every active path of one row ``[d]``, largest |contribution| first."""
+        """Every active path of one row ``[d]``, largest contribution in size first."""
         count = int(self.count_active(x[None])[0])
         require(
             count <= MOST_LISTED, f"{count} active paths are more than {MOST_LISTED}; ask for the largest, top=100."
