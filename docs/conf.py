@@ -28,3 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tutorials may run besid
 
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+
+
+def skip_request_methods(app, what, name, member, skip, options):
+    """Leave out the methods that scikit-learn writes for its own routing of arguments; their text refers to its own pages."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
+
+
+def setup(app):
+    app.connect("autodoc-skip-member", skip_request_methods)
