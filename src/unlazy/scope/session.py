@@ -524,7 +524,7 @@ class Session:
             "full_measurements": len(self.history.scalars.get(self._costliest_number(), {})),
             "skipped": self.planner.skipped,
             "seconds_at_construction": self.construction_seconds,
-            "seconds_by_look": dict(self.budget.costs),
+            "seconds_by_measure": dict(self.budget.costs),
         }
 
     # --- costs -------------------------------------------------------------------------------------------------
