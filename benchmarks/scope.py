@@ -198,7 +198,7 @@ def compare(case: Case, device: str = "cpu") -> dict[str, Any]:
         "overhead_side_by_side": round(watched.wall / blind.wall - 1, 4),
         "overhead_side_by_side_processor_time": round(watched.cpu / blind.cpu - 1, 4),
         "seconds_at_construction": round(cost["seconds_at_construction"], 3),
-        "seconds_by_look": {look: round(seconds, 4) for look, seconds in cost["seconds_by_look"].items()},
+        "seconds_by_measure": {name: round(seconds, 4) for name, seconds in cost["seconds_by_measure"].items()},
         "bit_identical": _same(blind, watched),
     }
 
