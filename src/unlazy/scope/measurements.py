@@ -31,28 +31,34 @@ from unlazy.kernels.gated import Gated, has_hard_gates, with_exact_gradients
 from unlazy.kernels.gram import size_text
 from unlazy.kernels.overlap import overlap_kernel, path_count
 from unlazy.runtime import InputError, UnlazyError, Unsupported, require
+from unlazy.scope.blocks import Block, Blocks, find_blocks
 from unlazy.scope.gates import first_layer_half_spaces, first_layer_neurons, is_in_plane, open_gates
 from unlazy.scope.memory import MemoryLimit, is_out_of_memory
 from unlazy.scope.positions import PositionOutputs
-from unlazy.scope.probe_set import LossComparison, ProbeSet, correct_samples, probe_losses
+from unlazy.scope.probe_set import LossComparison, ProbeSet, correct_samples, probe_losses, sample_losses
 from unlazy.scope.tangent import ESTIMATE_SECONDS, NO_JVP, Measured, TangentMeasure, TooSlow, idle_seconds, idle_timer
 from unlazy.scope.user_model import SelectedOutput, exchange_values, normalise_by_batch
 
 VIEWS = ("paths", "tangents", "neurons")
 KERNELS = ("tangent", "overlap")
 # Quantities that a run names otherwise than the measure they come from.
-QUANTITIES = {"gates": "gate_flips", "linear": "linearisation_error", "parameters": "parameter_motion"}
+QUANTITIES = {
+    "gates": "gate_flips",
+    "linear": "linearisation_error",
+    "parameters": "parameter_motion",
+    "layers": "layer_error",
+}
 TRAINING_LOSSES = ("loss", "batch_loss", "train_loss")  # names under which loops report their loss
 MOST_GROUPS = 64
 MOST_PATHS = 1e30  # common paths of two samples that are kept as their number
 # The most samples that each costly measure takes; fewer if those would take longer than MEASURE_SECONDS, but LEAST_ROWS.
-MOST_ROWS = {"gates": 1024, "paths": 1024, "linear": 1024, "overlap": 512, "tangent": 512}
+MOST_ROWS = {"gates": 1024, "paths": 1024, "linear": 1024, "layers": 128, "overlap": 512, "tangent": 512}
 MEASURE_SECONDS, LEAST_ROWS, TIMED_ROWS = 0.05, 24, (8, 16)
 STILL = 32  # units of rounding: outputs that changed by less have not changed
 QUICK = 5.0  # seconds: a first measurement that took less is repeated, to know what the next will take
 # About what a costly measure takes of one sample, in forward passes and in the memory of a forward pass. The tangent kernel takes
 # as much of every output, up to MOST_OUTPUTS: beyond, some directions of them serve.
-PASSES = {"gates": 2.0, "paths": 4.0, "linear": 6.0, "overlap": 4.0, "tangent": 3.0}
+PASSES = {"gates": 2.0, "paths": 4.0, "linear": 6.0, "layers": 6.0, "overlap": 4.0, "tangent": 3.0}
 PLANNING, SMALLEST_TANGENT = 120.0, 128.0  # of the tangent kernel of random directions, in forward passes of a sample
 FIRST_ROWS, MOST_OUTPUTS = 40, 16  # samples that a measure runs in all when it is first used, to choose and check
 MOST_TRIES = 3  # of a measure of the start that did not fit the memory
@@ -68,6 +74,7 @@ class Start:
     buffers: Named = field(default_factory=dict)
     output: Tensor | None = None
     tangent: Tensor | None = None
+    tangent_parts: Named = field(default_factory=dict)  # by block
     overlap: Tensor | None = None
     gates: list[Tensor] | None = None
 
@@ -76,9 +83,9 @@ class Start:
 class Measurements:
     """All measures of one model on one probe set.
 
-    ``measures``: functions by name, cheapest first: outputs, parameters, neurons, gates, paths, linear, overlap, tangent. Each
-    takes the step and returns several numbers and arrays. ``left_out``: measures that this model does not allow, and why; one
-    that fails at the start is not tried again. ``seconds``: how long each took the last time.
+    ``measures``: functions by name, cheapest first: outputs, parameters, neurons, gates, paths, linear, layers, overlap,
+    tangent. Each takes the step and returns several numbers and arrays. ``left_out``: measures that this model does not allow,
+    and why; one that fails at the start is not tried again. ``seconds``: how long each took the last time.
     """
 
     model: nn.Module
@@ -100,6 +107,7 @@ class Measurements:
     _previous: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _jvp: jacobian.Jvp | None = None
     _size: Tensor | None = None  # |theta_0|
+    _blocks: Blocks | None = None
     _first_loss: float | None = None
     _losses: LossComparison = field(default_factory=LossComparison)
     _noted_chunks: bool = False  # whether a note says that samples pass the model in parts
@@ -135,6 +143,7 @@ class Measurements:
             "gates": ("paths", self.gates),
             "paths": ("paths", self.paths),
             "linear": ("tangents", self.linear),
+            "layers": ("tangents", self.layers_alone),
             "overlap": ("paths", self.overlap),
             "tangent": ("tangents", self.tangent),
         }
@@ -155,6 +164,18 @@ class Measurements:
         """Names of the modules that hold trained parameters themselves, in order."""
         owners = [(module, name) for module, name in self.names.items() if _holds_any(module, self.trained.values())]
         return [name for _, name in owners]
+
+    @property
+    def blocks(self) -> Blocks:
+        """The layers in forward order, several in one block where they are many."""
+        if self._blocks is None:
+            few = take_samples(self.probe.x, slice(0, 2))
+            with require_gradients(list(self.trained.values()), []):
+                self._blocks = find_blocks(self.model, few, self.trained, lambda name: _user_name(self.model, name))
+            layers = sum(len(block.layers) for block in self._blocks.blocks)
+            if layers > len(self._blocks.blocks):
+                self.add_note(f"{layers} layers are measured in {len(self._blocks.blocks)} blocks of layers in a row")
+        return self._blocks
 
     def left_out_quantities(self) -> dict[str, str]:
         """What is not measured, by the names that a run uses, and why."""
@@ -219,6 +240,7 @@ class Measurements:
             few = self.probe.subset(torch.arange(min(len(self.probe), TIMED_ROWS[0]), device=self.probe.device))
             self._pass_seconds = idle_seconds(lambda: bool(self.output(few).isfinite().all())) / len(few)
         expected = self._pass_seconds * min(len(self.probe), FIRST_ROWS) * self._passes(name)
+        expected *= len(self.blocks.blocks) if name == "layers" else 1
         if name == "tangent":  # it shrinks to the seconds it may take, but not below its smallest form
             smallest = self._pass_seconds * SMALLEST_TANGENT
             expected = min(expected, self._pass_seconds * PLANNING + max(self._tangents.seconds, smallest))
@@ -280,6 +302,8 @@ class Measurements:
             found = self.measures[name](step)
         finally:
             self.seconds[name] = time.perf_counter() - began
+        if name == "layers" and step == 0:  # it took the first block alone, to know the time
+            self.seconds[name] *= len(self.blocks.blocks)
         self.scalar_names |= {number for number, value in found.items() if value.ndim == 0}
         return found
 
@@ -326,7 +350,9 @@ class Measurements:
         for name, p in new.items():
             del self._frozen[name]
             self.trained[name], self.start.parameters[name] = p, p.detach().clone()
-        self._size = self._jvp = self.start.gates = None  # gates that could not move before are counted now
+        self._size = self._jvp = self.start.gates = self._blocks = (
+            None  # gates that could not move before are counted now
+        )
         first = _user_name(self.model, next(iter(new)))
         more = f" and {len(new) - 1} more parameters" if len(new) > 1 else ""
         self.notes.append(
@@ -374,6 +400,7 @@ class Measurements:
                 named[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
         start.output = output.to(device, dtype)
         start.tangent, start.overlap = (None if k is None else k.to(device) for k in (start.tangent, start.overlap))
+        start.tangent_parts = {name: part.to(device) for name, part in start.tangent_parts.items()}
         start.gates = None if start.gates is None else [gate.to(device) for gate in start.gates]
         self._previous = {name: (step, kernel.to(device)) for name, (step, kernel) in self._previous.items()}
         self._jvp, self._size, self._samples = None, None, {}
@@ -473,6 +500,8 @@ class Measurements:
             return self._path_logs(part)
         if measure == "linear":
             return self._linearised_outputs(part)
+        if measure == "layers":
+            return self._measure_block(self.blocks.blocks[0], part)
         if measure == "overlap":
             return self._overlap_counts(part)
         return self._tangents.by_layer(part)
@@ -486,6 +515,9 @@ class Measurements:
             self.start.output = out
         whole, by_group = probe_losses(self.probe, out)
         measured = {"output": out, "loss": whole}
+        each = sample_losses(self.probe, out)
+        if each is not None:
+            measured["sample_loss"] = each
         measured |= {f"loss_{group}": value for group, value in by_group.items() if group in self.groups}
         if self.probe.labels is not None:
             measured["accuracy"] = correct_samples(self.probe, out).double().mean()
@@ -500,6 +532,7 @@ class Measurements:
             self.start.output = found.output
         groups = {**self.groups, **self.probe.position_groups}
         measured = {"output": found.output, "loss": found.loss(), "accuracy": found.accuracy()}
+        measured["sample_loss"] = found.sample_losses()
         return measured | {f"loss_{group}": found.loss(inside) for group, inside in groups.items()}
 
     def parameters(self, step: int) -> Measured:
@@ -508,7 +541,25 @@ class Measurements:
             self._size = _joint_norm(self.start.parameters.values())
         require(float(self._size) > 0, "all parameters start at 0, so that motion has no unit")
         moves = (_at_least_float32(p.detach()) - self.start.parameters[name] for name, p in self.trained.items())
-        return {"parameter_motion": _joint_norm(moves) / self._size}
+        measured = {"parameter_motion": _joint_norm(moves) / self._size}
+        for block in self.blocks.blocks:
+            motion = self._motion_of(block)
+            if motion is not None:
+                measured[f"layer_motion@{block.name}"] = motion
+        return measured
+
+    def _motion_of(self, block: Block) -> Tensor | None:
+        """|theta - theta_0| / |theta_0| over those entries of a block that moved, since others, such as words that no sample
+        has, received no gradient; ``None`` if these started at 0.
+        """
+        went, size = [], []
+        for name in block.parameters:
+            start = _at_least_float32(self.start.parameters[name])
+            move = _at_least_float32(self.trained[name].detach()) - start
+            went.append(move)
+            size.append(torch.where(move != 0, start, torch.zeros_like(start)))
+        norm, unit = _joint_norm(went), _joint_norm(size)
+        return norm / unit if float(unit) > 0 else torch.zeros_like(norm) if float(norm) == 0 else None
 
     def neurons(self, step: int) -> Measured:
         """Directions and norms of the first layer's weights; its half-spaces for inputs in the plane or linear gates."""
@@ -529,7 +580,22 @@ class Measurements:
             self.start.gates = now if step == 0 else self.gates_at_start()
         flips = [(a != b).sum(1) for a, b in zip(now, self.start.gates, strict=True)]
         each = torch.stack(flips).sum(0).double() / sum(gate.shape[1] for gate in now)
-        return {"gate_flips": each.mean(), "flips": each}
+        return {"gate_flips": each.mean(), "flips": each} | self._gate_flips_by_block(now, flips)
+
+    def _gate_flips_by_block(self, gates: list[Tensor], flips: list[Tensor]) -> Measured:
+        """Share of the gates behind each block that flipped, where it is known which layer ran before a gate."""
+        owners = () if isinstance(self.model, Gated) else self.blocks.gate_layers
+        if len(owners) != len(gates):
+            return {}
+        flipped = self.blocks.sum_by_block(
+            (owner, each.sum().double()) for owner, each in zip(owners, flips, strict=True)
+        )
+        sizes = (
+            (owner, each.new_tensor(gate.numel(), dtype=torch.float64))
+            for owner, gate, each in zip(owners, gates, flips, strict=True)
+        )
+        counts = self.blocks.sum_by_block(sizes)
+        return {f"layer_flips@{name}": flipped[name] / counts[name] for name in flipped}
 
     def gates_at_start(self) -> list[Tensor]:
         """The gates of the network with the parameters of the start and the buffers of now."""
@@ -568,13 +634,80 @@ class Measurements:
             self._refuse_randomness(part)
             self._jvp = jacobian.choose_jvp(self.model, start.parameters, buffers, part.x, remedy=NO_JVP)
         moves = {name: p.detach() - start.parameters[name] for name, p in self.trained.items()}
-        at_once = self._chunk_size(jacobian.jvp_memory_factor(self._jvp), jacobian.JVP_SAMPLES)
-        at_once = math.ceil(len(part) / math.ceil(len(part) / at_once))  # no small batch at the end
-        with normalise_by_batch(self._training_norms() if at_once > 1 else []):
+        with self._batch_norms_by_batch(part) as at_once:
             before, change = jacobian.jvp_at(self.model, start.parameters, buffers, moves, part.x, self._jvp, at_once)
             with torch.no_grad():
                 out = torch.cat([call_model(self.model, some) for some in _split_samples(part.x, at_once)])
         return before, before + change, out
+
+    def layers_alone(self, step: int) -> Measured:
+        """Three numbers of every block, on the samples of this measure; at the start one block alone is tried, to time it.
+
+        With theta_b the parameters of the block now, and all others at the start: ``layer_move``, how far the outputs went,
+        relative to those of the whole network; ``layer_error``, their distance from the tangent at the start, relative to how
+        far they went. With theta_b at the start, and all others now: ``reset_cost``, by how much the loss is higher.
+        """
+        part = self.samples_of("layers")
+        if step == 0:
+            self._measure_block(self.blocks.blocks[0], part)
+            return {}
+        with self._batch_norms_by_batch(part) as at_once:
+            now, loss = self._outputs_and_loss(part, at_once)
+        measured: Measured = {}
+        for block in self.blocks.blocks:
+            before, tangent, alone, reset = self._measure_block(block, part)
+            went, size = (now - before).norm(), (alone - before).norm()
+            rounding = STILL * torch.finfo(now.dtype).eps * float(before.norm())
+            if tangent is not None:
+                error = (alone - before - tangent).norm() / size if float(size) > rounding else torch.zeros_like(size)
+                measured[f"layer_error@{block.name}"] = error
+            measured[f"layer_move@{block.name}"] = size / went if float(went) > rounding else torch.zeros_like(size)
+            measured[f"reset_cost@{block.name}"] = reset - loss
+        return measured
+
+    def _measure_block(self, block: Block, part: ProbeSet) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """f_0; J_0 v for the move v of a block alone (``None`` for hard gates); f with this block alone moved; the loss of the
+        network with this block alone at its start.
+        """
+        start, own = self.start.parameters, set(block.parameters)
+        with self._batch_norms_by_batch(part) as at_once:
+            tangent = None
+            if not has_hard_gates(self.model):
+                buffers = dict(self.model.named_buffers())
+                if self._jvp is None:
+                    self._refuse_randomness(part)
+                    self._jvp = jacobian.choose_jvp(self.model, start, buffers, part.x, remedy=NO_JVP)
+                values = {name: start[name] for name in block.parameters}
+                others = {name: value for name, value in start.items() if name not in own}
+                moves = {name: self.trained[name].detach() - start[name] for name in block.parameters}
+                at = {**others, **buffers}
+                before, tangent = jacobian.jvp_at(self.model, values, at, moves, part.x, self._jvp, at_once)
+            else:
+                with self._at_start():
+                    before = self._outputs_and_loss(part, at_once)[0]
+            with exchange_values([(p, start[name]) for name, p in self.trained.items() if name not in own]):
+                alone = self._outputs_and_loss(part, at_once)[0]
+            with exchange_values([(self.trained[name], start[name]) for name in block.parameters]):
+                reset = self._outputs_and_loss(part, at_once)[1]
+        return before, tangent, alone, reset
+
+    @contextmanager
+    def _batch_norms_by_batch(self, part: ProbeSet) -> Iterator[int]:
+        """Inside the block, batch-norms in training normalise by the batch; yields how many samples pass at a time."""
+        factor = 3.0 if self._jvp is None else jacobian.jvp_memory_factor(self._jvp)
+        at_once = self._chunk_size(factor, jacobian.JVP_SAMPLES)
+        at_once = math.ceil(len(part) / math.ceil(len(part) / at_once))  # no small batch at the end
+        with normalise_by_batch(self._training_norms() if at_once > 1 else []):
+            yield at_once
+
+    def _outputs_and_loss(self, part: ProbeSet, at_once: int) -> tuple[Tensor, Tensor]:
+        """Outputs and loss of the model on some samples, with the parameters it has now."""
+        if isinstance(self.model, PositionOutputs):
+            found = self.model.answers(part, at_once)
+            return found.output, found.loss()
+        with torch.no_grad():
+            out = torch.cat([call_model(self.model, some) for some in _split_samples(part.x, at_once)])
+        return out, probe_losses(part, out)[0]
 
     def _refuse_randomness(self, part: ProbeSet) -> None:
         few = part.subset(torch.arange(min(len(part), TIMED_ROWS[0]), device=part.device))
@@ -604,10 +737,14 @@ class Measurements:
         if start is not None and self._buffers_moved():
             with self._at_start():
                 start, self._tangents.start = self._tangents.measure(part)[0], self._tangents.estimate
+            self.start.tangent_parts = self._tangent_parts()
         kernel, measured = self._tangents.measure(part)
+        parts = self._tangent_parts()
         if start is None:
             start = self.start.tangent = kernel
             self._tangents.start = self._tangents.estimate
+            self.start.tangent_parts = parts
+        measured |= self._share_kernel(parts, kernel, start)
         measured |= self._tangents.errors(part)
         measured |= self._compare_kernel("tangent", step, kernel, start)
         measured["tangent_change"] = relative_change(kernel, start)
@@ -619,6 +756,25 @@ class Measurements:
             measured[f"tangent_mass_{group}"] = diagonal[inside].sum() / diagonal.sum()
             if not bool(inside.all()):
                 measured[f"alignment_{group}"] = centered_alignment(kernel, inside.double()[:, None])
+        return measured
+
+    def _tangent_parts(self) -> Named:
+        """The parts of the last tangent kernel by block; those by layer, which may be many, are let go of."""
+        parts, self._tangents.parts = self._tangents.parts, {}
+        return self.blocks.sum_by_block(parts.items())
+
+    def _share_kernel(self, parts: Named, kernel: Tensor, start: Tensor) -> Measured:
+        """Each block's share of the tangent kernel's trace, and of its change D = K - K_0: <K_b - K_b0, D> / |D|^2.
+
+        The shares of the change add up to 1. They are missing in a resumed run, which does not keep the parts of the start.
+        """
+        change, trace = kernel - start, kernel.diagonal().sum()
+        size, measured = change.square().sum(), Measured()
+        for name, part in parts.items():
+            measured[f"tangent_share@{name}"] = part.diagonal().sum().double() / trace
+            if name in self.start.tangent_parts and float(size) > 0:
+                own = part.double() - self.start.tangent_parts[name].double()
+                measured[f"tangent_change_share@{name}"] = (own * change).sum() / size
         return measured
 
     # --- helpers -----------------------------------------------------------------------------------------------

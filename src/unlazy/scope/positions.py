@@ -41,6 +41,10 @@ class PositionAnswers:
         counted = self.counted if inside is None else self.counted & (inside[:, None] if inside.ndim == 1 else inside)
         return self.losses[counted].mean()
 
+    def sample_losses(self) -> Float[Tensor, " n"]:
+        """The mean loss of the counted positions of each sample; NaN where none counts."""
+        return (self.losses * self.counted).sum(1) / self.counted.sum(1)
+
     def accuracy(self) -> Tensor:
         """The share of counted positions at which the target has the largest logit."""
         return self.hits[self.counted].double().mean()

@@ -250,20 +250,27 @@ class LossComparison:
 
 def probe_losses(probe: ProbeSet, out: Float[Tensor, "n o"]) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss on all samples and on each group: the user's own, cross-entropy for classes, else squared error."""
-    if probe.loss is not None:
+    each = sample_losses(probe, out)
+    if each is None:
         own = probe.loss
+        assert own is not None
         return own(out, probe.y).mean(), {
             name: own(out[inside], probe.y[inside]).mean() for name, inside in probe.groups.items()
         }
+    return each.mean(), {name: each[inside].mean() for name, inside in probe.groups.items()}
+
+
+def sample_losses(probe: ProbeSet, out: Float[Tensor, "n o"]) -> Float[Tensor, " n"] | None:
+    """The loss of each sample; ``None`` with a loss of the user's, which may be known for all samples together only."""
+    if probe.loss is not None:
+        return None
     assert probe.columns is not None
     if probe.y.is_floating_point():
-        each = (out - probe.columns).square().mean(1)
-    elif out.shape[1] == 1:
-        each = F.softplus(-probe.columns[:, 0] * out[:, 0])
-    else:
-        assert probe.labels is not None
-        each = F.cross_entropy(out, probe.labels, reduction="none")
-    return each.mean(), {name: each[inside].mean() for name, inside in probe.groups.items()}
+        return (out - probe.columns).square().mean(1)
+    if out.shape[1] == 1:
+        return F.softplus(-probe.columns[:, 0] * out[:, 0])
+    assert probe.labels is not None
+    return F.cross_entropy(out, probe.labels, reduction="none")
 
 
 def correct_samples(probe: ProbeSet, out: Float[Tensor, "n o"]) -> Bool[Tensor, " n"]:

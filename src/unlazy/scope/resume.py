@@ -113,7 +113,13 @@ def restore_measurements(
         too_large = "the parameters of the start were too large to keep, and this scope was resumed"
         if kept is not None:
             too_large = "parameters began to train later, the run does not keep their start, and this scope was resumed"
-        for name in ("parameters", "linear", "gates", *measurements.waiting):  # they need the start, or have none yet
+        for name in (
+            "parameters",
+            "linear",
+            "layers",
+            "gates",
+            *measurements.waiting,
+        ):  # they need the start, or have none yet
             if measurements.measures.pop(name, None):
                 measurements.left_out[name] = too_large
         measurements.waiting = []

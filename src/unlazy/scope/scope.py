@@ -23,13 +23,26 @@ from unlazy.data.dataset import Dataset
 from unlazy.kernels.capture import Inputs
 from unlazy.runtime import InputError, StoreError, require
 from unlazy.scope.history import History
+from unlazy.scope.layer_experiments import EXPERIMENTS, LayerTrainings, train_by_layer
+from unlazy.scope.layer_table import LayerTable, layer_table
 from unlazy.scope.measurements import VIEWS
 from unlazy.scope.memory import is_out_of_memory
 from unlazy.scope.probe_set import Groups, Loss, parse_probe_set
 from unlazy.scope.processes import ShardedModel, check_sharding, is_first_process, is_sharded
+from unlazy.scope.samples import Samples, find_samples
 from unlazy.scope.session import Session, parse_step
 from unlazy.scope.summary import TWIN_NUMBERS
-from unlazy.scope.twin import Held, Optimiser, Scheduler, record_point, simulate, start_twin, train_twin
+from unlazy.scope.twin import (
+    Held,
+    Optimiser,
+    Scheduler,
+    held_or_probe,
+    record_point,
+    simulate,
+    start_model,
+    start_twin,
+    train_twin,
+)
 from unlazy.scope.user_model import OutputChoice, unwrap_model
 from unlazy.scope.verdict import Verdict, judge
 from unlazy.training.twin import LinearisedTwin
@@ -220,6 +233,58 @@ class Scope(AbstractContextManager["Scope"]):
             twin = train_twin(session, optimiser, loss, batches, held, scheduler, say, options)
             record_point(session, session.last_measured, twin.curve[-1])
         return twin
+
+    # --- by layer and by sample -----------------------------------------------------------------------------------
+
+    def layers(
+        self,
+        train: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
+        batches: Iterable[tuple[Inputs, Tensor]] | None = None,
+        held: Held | None = None,
+        scheduler: Scheduler | None = None,
+        clip_norm: float | None = None,
+        only: Sequence[str] | None = None,
+        frozen_from: int = 0,
+        experiments: Sequence[str] = EXPERIMENTS,
+        say: Callable[[str], None] = print,
+    ) -> LayerTable:
+        """Which layers learn: one line a layer, from what was measured, or from training the network again by layer.
+
+        With ``train``, a function that makes the optimiser from a list of parameters, and ``loss`` and ``batches`` as in
+        :meth:`twin`: for each layer the network is trained again from its start with this layer *frozen* after ``frozen_from``
+        steps, and with this layer *linear* (the network linearised in it alone). What that will cost is measured and told
+        (``say``) before it starts. ``only``: names of layers, by default all. ``held``: inputs and targets on which losses are
+        compared; by default the probe set.
+
+        >>> print(scope.layers())  # doctest: +SKIP
+        >>> make = lambda parameters: torch.optim.SGD(parameters, 0.1)  # doctest: +SKIP
+        >>> print(scope.layers(make, nn.functional.cross_entropy, batches=batches))  # doctest: +SKIP
+        """
+        if train is None:
+            if self._session is not None and self._failed is None:
+                self._run_guarded(lambda session: session.measure_pending())
+            return layer_table(self.history) or LayerTable(())
+        session = self._require_session()
+        if loss is None or batches is None:
+            raise InputError(
+                "training again by layer needs loss= and batches=, all that the network saw in their order."
+            )
+        samples = held_or_probe(session, held)
+        how = LayerTrainings(train, loss, list(batches), samples, scheduler, clip_norm, only, frozen_from, experiments)
+        with self.paused():
+            session.measure_pending()
+            start, measurements = start_model(session), session.measurements
+            found = train_by_layer(start, measurements.start.parameters, measurements.blocks.blocks, how, say)
+            session.log.write(session.last_measured, {}, found)
+        return layer_table(self.history) or LayerTable(())
+
+    def samples(self) -> Samples:
+        """Samples of the probe set that stand out now: easiest, hardest, most moved, most influential, and closest pairs."""
+        if self._session is not None and self._failed is None:
+            self._run_guarded(lambda session: session.measure_pending())
+        return find_samples(self.history) or Samples()
 
     def simulate_twin(
         self,

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy.scope.history import History
+from unlazy.scope.layer_table import LayerTable, layer_table
+from unlazy.scope.samples import Samples, find_samples
 
 RESTS_ON = "linearisation_error"
 """The measure that the estimate of the gap rests on."""
@@ -44,6 +46,7 @@ class TrainingSummary:
 
     ``measures``: values at the last measurement. ``interval``: of the linearisation error, 95 % over resampled samples.
     ``losses``: first, lowest, last. ``curves``: measures by step. ``twin``: where a twin was trained or simulated.
+    ``layers`` and ``samples_found``: by layer, and samples that stand out.
     """
 
     measures: Mapping[str, float]
@@ -56,6 +59,8 @@ class TrainingSummary:
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     twin: TwinSummary | None = None
+    layers: LayerTable | None = None
+    samples_found: Samples | None = None
 
     @property
     def last_step(self) -> int:
@@ -80,6 +85,8 @@ def summarise(history: History) -> TrainingSummary:
         dict(history.left_out),
         tuple(history.notes),
         _twin(history),
+        layer_table(history),
+        find_samples(history),
     )
 
 

@@ -62,6 +62,7 @@ class TangentMeasure:
     count: int | None = None
     method: str | None = None  # layers or directions; chosen before the first measurement
     directions: Directions | None = None  # the same ones at every step
+    parts: Measured = field(default_factory=dict)  # of the last kernel, by layer
     estimate: KernelEstimate | None = None  # of the last measurement; None for an exact kernel
     start: KernelEstimate | None = None  # of the kernel that later ones are compared with
     _rules: str = "auto"  # "loop" once the rules of layers have failed
@@ -80,6 +81,7 @@ class TangentMeasure:
             if self.method == "layers":
                 self._plan_directions(part, len(part), len(part), "rules of its layers do not fit all samples")
             tangents = self._by_method(part)
+        self.parts = tangents.parts
         return tangents.kernel.double(), self._layer_numbers(tangents, part)
 
     def plan(self, few: ProbeSet, rows: int, least: int) -> int:

@@ -29,7 +29,7 @@ def start_twin(
         "a twin that is trained beside the network is made before the first step; "
         "afterwards give batches= and a function that makes the optimiser.",
     )
-    return linearised_twin(session.model, optimiser, loss, held=_held_or_probe(session, held), **options)
+    return linearised_twin(session.model, optimiser, loss, held=held_or_probe(session, held), **options)
 
 
 def train_twin(
@@ -47,7 +47,7 @@ def train_twin(
     require(bool(seen), "batches= has no batch; give those that the network was trained on, in their order.")
     trained = [p for name, p in start.named_parameters() if name in session.measurements.start.parameters]
     optimiser = make_optimiser(trained)
-    twin = linearised_twin(start, optimiser, loss, held=_held_or_probe(session, held), **options)
+    twin = linearised_twin(start, optimiser, loss, held=held_or_probe(session, held), **options)
     say(twin.price(*seen[0]).text(len(seen)))
     twin.train(seen, scheduler=None if scheduler is None else scheduler(optimiser))
     twin.compare(session.model)
@@ -63,7 +63,7 @@ def simulate(
     options: Any,
 ) -> TwinPoint:
     """The point that the simulated twin gives at the end of training."""
-    start, pair = start_model(session), _held_or_probe(session, held)
+    start, pair = start_model(session), held_or_probe(session, held)
     inputs, targets = pair if isinstance(pair, tuple) and len(pair) == 2 else (pair, None)
     found = simulate_twin(start, train, loss, held=inputs, rates=rates, **options)
     if not found.defensible:
@@ -104,7 +104,7 @@ def _tensor(model: nn.Module, name: str) -> Tensor:
     return found
 
 
-def _held_or_probe(session: Session, held: Held | None) -> Any:
+def held_or_probe(session: Session, held: Held | None) -> Any:
     """The samples that the user gave, else the probe set."""
     probe = session.measurements.probe
     return (probe.x, probe.y) if held is None else held

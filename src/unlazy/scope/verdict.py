@@ -17,7 +17,9 @@ from itertools import pairwise
 from typing import Any
 
 from unlazy.scope.history import History
+from unlazy.scope.layer_table import MOST_LINES, LayerTable
 from unlazy.scope.lazy_thresholds import WORDS, Thresholds, load_thresholds
+from unlazy.scope.samples import Samples
 from unlazy.scope.summary import MEASURES, RESTS_ON, TrainingSummary, TwinSummary, summarise
 from unlazy.store import Run
 
@@ -69,7 +71,8 @@ class Verdict:
     ``groups``: shares of samples and of the kernel's trace (``mass``) at the first and last measurement,
     ``mass_per_share`` (1: as much as its share of the samples), ``mass_gain`` since the start, ``paths_gain`` (change of the mean
     log number of active paths, minus that of all samples), a word for each group: ``gains``, ``starved`` or ``keeps``, and
-    whether its loss stayed ``behind``. ``notes``: what else changed the numbers, besides learning.
+    whether its loss stayed ``behind``. ``notes``: what else changed the numbers, besides learning. ``layers``: one line a layer,
+    and ``samples`` that stand out; ``None`` where nothing was measured by layer or sample.
     """
 
     label: str
@@ -85,6 +88,8 @@ class Verdict:
     phases: tuple[Phase, ...] = ()
     measures: Mapping[str, float] = field(default_factory=dict)
     twin: TwinSummary | None = None
+    layers: LayerTable | None = None
+    samples: Samples | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``words`` holds the sentences, so that page and command line say the same."""
@@ -95,17 +100,21 @@ class Verdict:
         return dict(plain)
 
     def words(self) -> dict[str, str]:
-        """The sentences by topic: what the label means, the gap, when, and the groups; "" where there is nothing to say."""
+        """The sentences by topic: what the label means, the gap, when, groups, layers (a line each) and samples, or ""."""
         return {
             "meaning": MEANINGS[self.label],
             "gap": self.gap_text(),
             "when": self.when_text(),
             "groups": self.groups_text(),
+            "layers": "" if self.layers is None else "\n".join(self.layers.text()),
+            "samples": self.samples_text(),
         }
 
     def __str__(self) -> str:
         lines = [f"Verdict: {self.label}. {MEANINGS[self.label]}", *self.reasons]
         lines += [text for text in (self.gap_text(), self.when_text(), self.groups_text()) if text]
+        lines += self.layer_lines()
+        lines += [text for text in (self.samples_text(),) if text]
         lines += [f"Note: {note}." for note in self.notes]
         return "\n  ".join([*lines, *self.basis()])
 
@@ -173,6 +182,16 @@ class Verdict:
             parts.append(f"Left behind: {names}.")
         return " ".join(parts)
 
+    def layer_lines(self) -> list[str]:
+        """At most so many lines about layers, those whose freezing should cost most; the rest is counted."""
+        if self.layers is None or len(self.layers.lines) < 2:
+            return []
+        return ["Layers, in forward order:", *(f"  {line}" for line in self.layers.text(MOST_LINES))]
+
+    def samples_text(self) -> str:
+        """A line about the samples that stand out."""
+        return "" if self.samples is None else self.samples.text()
+
     def _repr_html_(self) -> str:
         return _html_card(self)
 
@@ -220,6 +239,8 @@ def judge(
         phases,
         {name: value for name, value in summary.measures.items() if name != RESTS_ON},
         summary.twin,
+        summary.layers,
+        summary.samples_found,
     )
 
 
@@ -365,7 +386,14 @@ def _html_card(verdict: Verdict) -> str:
         f'<td style="{cell};color:{COLOURS.get(one.says, "inherit")}">{html.escape(one.says)}</td></tr>'
         for one in verdict.evidence
     )
-    sentences = (*verdict.reasons, verdict.gap_text(), verdict.when_text(), verdict.groups_text())
+    sentences = (
+        *verdict.reasons,
+        verdict.gap_text(),
+        verdict.when_text(),
+        verdict.groups_text(),
+        verdict.samples_text(),
+    )
+    layers = "" if not verdict.layer_lines() or verdict.layers is None else verdict.layers.html(MOST_LINES)
     told = "".join(f"<div>{html.escape(text)}</div>" for text in sentences if text)
     small = [*(f"Note: {note}." for note in verdict.notes), *verdict.basis()]
     said = "".join(f"<div>{html.escape(text)}</div>" for text in small)
@@ -374,7 +402,7 @@ def _html_card(verdict: Verdict) -> str:
         'border-radius:8px;padding:10px 14px;max-width:46em">'
         f'<div style="font-size:16px;font-weight:600;color:{COLOURS[verdict.label]}">{verdict.label}</div>'
         f"<div>{MEANINGS[verdict.label]}</div>{told}"
-        f'<table style="border-collapse:collapse;margin:6px 0;color:inherit;font:inherit">{rows}</table>'
+        f'<table style="border-collapse:collapse;margin:6px 0;color:inherit;font:inherit">{rows}</table>{layers}'
         f'<div style="opacity:.75">{said}</div></div>'
     )
 

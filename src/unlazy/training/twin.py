@@ -75,7 +75,8 @@ class LinearisedTwin:
         clip_norm: float | None,
     ) -> None:
         refuse_stack(model)
-        if has_hard_gates(model):
+        is_plain = linear is not None and len(linear) == 0
+        if has_hard_gates(model) and not is_plain:
             raise Unsupported(
                 type(model).__name__, "hard gates have no derivative by their parameters", "Use soft gates."
             )
@@ -88,8 +89,8 @@ class LinearisedTwin:
             "the optimiser has parameters that the model does not; make the twin from the model that the optimiser trains.",
         )
         moving = {names[id(p)] for p in trained if p.requires_grad}
-        chosen = [name for name in select_parameters(model, linear) if name in moving]
-        require(bool(chosen), f"the optimiser trains none of the parameters {linear!r}.")
+        chosen = [name for name in select_parameters(model, linear) if name in moving] if not is_plain else []
+        require(bool(chosen) or is_plain, f"the optimiser trains none of the parameters {linear!r}.")
         self.model, self.optimiser, self.loss, self.held, self.clip_norm = model, optimiser, loss, held, clip_norm
         self.jacobian = ModuleJacobian(model, chosen)
         self.notes = _use_batch_statistics(model, self.jacobian.base)
@@ -102,10 +103,18 @@ class LinearisedTwin:
 
     def __call__(self, x: Inputs) -> Tensor:
         """The twin's outputs at ``x``."""
+        if not self.jacobian.names:
+            return self.jacobian.at(self.theta, as_call(x))
         linear = torch.cat([self.theta[name].reshape(-1) for name in self.jacobian.names]) - self.jacobian.vector()
         others = {name: p for name, p in self.theta.items() if name not in self.jacobian.names}
         start, moved = self.jacobian.jvp(linear, as_call(x), others)
         return start + moved
+
+    def freeze(self, names: Iterable[str]) -> None:
+        """Fix these parameters of the twin at their present values: optimisers pass over parameters without a gradient."""
+        for name in set(names) & set(self.theta):
+            self.theta[name].requires_grad_(False)
+            self.theta[name].grad = None
 
     def step(self, x: Inputs, y: Tensor) -> float:
         """One step of the twin on a batch, with the learning rate (and all settings) that the network's optimiser has now.
@@ -204,8 +213,8 @@ def linearised_twin(
 
     Call it before training starts; model and optimiser are copied and left alone. ``loss(outputs, targets)``: the training loss.
     ``held``: held-out inputs, or inputs and targets, on which network and twin are compared. ``linear``: the parameters that are
-    linearised (as in ``tangent_kernel``); the others train as they do in the network. ``clip_norm``: the norm to which training
-    clips gradients.
+    linearised (as in ``tangent_kernel``), ``()`` for none; the others train as they do in the network. ``clip_norm``: the norm
+    to which training clips gradients.
 
     The twin has no dropout. Batch-norm in training mode normalises by the batch at hand, in the twin and where the network is
     compared with it; in evaluation mode it keeps its statistics.
