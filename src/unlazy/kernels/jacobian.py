@@ -88,6 +88,7 @@ def choose_jvp(model: nn.Module, values: Named, buffers: Named, x: Inputs, *, re
             [partial(product, method) for method in methods],
             lambda u: _pairing_by_gradient(model, values, buffers, v, few, u),
             random,
+            coarsest_eps(values.values()),
         )
     if number is None:
         raise Unsupported(type(model).__name__, why, remedy)
@@ -118,7 +119,29 @@ def double_backward_jvp(model: nn.Module, values: Named, buffers: Named, v: Name
 def call_with(model: nn.Module, values: Named, x: Inputs) -> Float[Tensor, "n o"]:
     """Outputs of the model at ``x`` with ``values`` in place of its parameters and buffers; the model is not changed."""
     arguments, options = as_call(x)
-    return output_rows(functional_call(model, dict(values), arguments, options), sample_count(x))
+    return output_rows(call_with_tensors(model, values, (arguments, options)), sample_count(x))
+
+
+def call_with_tensors(model: nn.Module, values: Named, called: Call) -> Any:
+    """What the model returns with ``values`` in place of its parameters and buffers, tied ones everywhere.
+
+    Every place of a tensor is named once: ``torch.func.functional_call`` finds tied tensors by itself, but leaves plain tensors
+    behind in a module that is registered under two names.
+    """
+    by_tensor = {id(tensor): values[name] for name, tensor in _named_tensors(model) if name in values}
+    placed = {
+        f"{path}.{key}" if path else key: by_tensor[id(tensor)]
+        for path, module in model.named_modules()
+        for key, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and id(tensor) in by_tensor
+    }
+    return functional_call(model, placed, *called, tie_weights=False)
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers under each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _pairing_by_gradient(
@@ -179,8 +202,7 @@ class ModuleJacobian(nn.Module):
     def at(self, values: Named, called: Call) -> Tensor:
         """The module's output with ``values`` in place of its own parameters, as the module shapes it."""
         with self._ready():
-            out: Tensor = functional_call(self.base, dict(values), *called)
-        return out
+            return call_with_tensors(self.base, values, called)
 
     def jvp(self, vector: Float[Tensor, "p"], called: Call, others: Named | None = None) -> tuple[Tensor, Tensor]:
         """f and J vector, shaped as the module shapes its output; gradients flow to the vector.
@@ -276,7 +298,7 @@ class ModuleJacobian(nn.Module):
     def _forward_mode_jvp(self, vector: Tensor, called: Call, others: Named | None = None) -> tuple[Tensor, Tensor]:
         fixed = dict(others or {})
         return _forward_mode(
-            lambda at: functional_call(self.base, {**fixed, **at}, *called), self._values(), self.split(vector)
+            lambda at: call_with_tensors(self.base, {**fixed, **at}, called), self._values(), self.split(vector)
         )
 
     def _double_backward_jvp(self, vector: Tensor, called: Call) -> Tensor:
@@ -347,7 +369,8 @@ class ModuleJacobian(nn.Module):
 
         padded = has_padding_row(self.base)
         ways = [by_double_backward] if padded else [by_forward_mode, by_double_backward]
-        number, why = _first_correct(ways, lambda u: (self._vjp(u, few) * v).sum(), random)
+        eps = coarsest_eps(self._chosen())
+        number, why = _first_correct(ways, lambda u: (self._vjp(u, few) * v).sum(), random, eps)
         if number is None:
             raise Unsupported(
                 self._last_module_entered(v, few),
@@ -493,11 +516,12 @@ def has_padding_row(model: nn.Module) -> bool:
 
 
 def _first_correct(
-    ways: Sequence[Callable[[], Tensor]], pairing: Callable[[Tensor], Tensor], random: torch.Generator
+    ways: Sequence[Callable[[], Tensor]], pairing: Callable[[Tensor], Tensor], random: torch.Generator, eps: float
 ) -> tuple[int | None, str]:
     """Index of the first way to compute J v that agrees with the gradient, or ``None``; and why the last way failed.
 
-    ``pairing(u)`` is <J^T u, v> from the plain gradient; it must equal <u, J v> up to rounding, for a random u.
+    ``pairing(u)`` is <J^T u, v> from the plain gradient; it must equal <u, J v> up to rounding, for a random u. ``eps``: unit of
+    rounding of the parameters, which may be coarser than that of the outputs.
     """
     why = "it has no forward mode and no second derivative"
     for number, way in enumerate(ways):
@@ -509,11 +533,16 @@ def _first_correct(
             continue
         u = torch.randn(moved.shape, generator=random, dtype=torch.float64).to(moved)
         back = pairing(u)
-        bound = 1e4 * torch.finfo(moved.dtype).eps * float(u.norm() * moved.norm() + back.abs())
+        bound = 1e4 * max(eps, torch.finfo(moved.dtype).eps) * float(u.norm() * moved.norm() + back.abs())
         if float(((u * moved).sum() - back).abs()) <= bound:
             return number, ""
         why = "its derivatives disagree with its gradient"
     return None, why
+
+
+def coarsest_eps(tensors: Iterable[Tensor]) -> float:
+    """The largest unit of rounding of these tensors."""
+    return max(torch.finfo(tensor.dtype).eps for tensor in tensors)
 
 
 def is_close_to(compute: Callable[[], Tensor], expected: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unlazy.kernels.capture import Inputs, check_module, explain_input_errors, output_rows, sample_count, take_samples
 from unlazy.kernels.gated import refuse_stack, with_exact_gradients
 from unlazy.kernels.gram import USABLE, TooLittleMemory, parse_memory, size_text
-from unlazy.kernels.jacobian import ModuleJacobian
+from unlazy.kernels.jacobian import ModuleJacobian, coarsest_eps
 from unlazy.kernels.krylov import Eigenpairs, Multiply, Nystrom, conjugate_gradients
 from unlazy.kernels.linear_operator import NYSTROM_RANK, Columns, KernelOperator, RidgeFit
 from unlazy.kernels.sample_stream import PickInputs, SampleStream, open_stream
@@ -222,7 +222,8 @@ class TangentOperator(KernelOperator):
         v = torch.tensor([[1.0, -0.7]], dtype=out.dtype, device=out.device)[:, : len(out)]
         pulled = self.jacobian.pull(v[:, :, None].expand(1, *out.shape), first)
         found = self.jacobian.push(pulled, first).sum(-1)[0]
-        bound = 1e5 * torch.finfo(out.dtype).eps * float(expected.abs().max())
+        eps = max(torch.finfo(out.dtype).eps, coarsest_eps(self.jacobian.parameters()))
+        bound = 1e5 * eps * float(expected.abs().max())
         if not torch.allclose(found, (expected @ v[0]).to(found), rtol=0, atol=bound):
             raise Unsupported(
                 type(self._module).__name__,

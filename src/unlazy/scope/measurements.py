@@ -100,6 +100,9 @@ class Measurements:
     waiting: list[str] = field(default_factory=list)  # measures whose values at the start are still to be taken
     newly_failed: dict[str, str] = field(default_factory=dict)  # measures that failed at the last measurement, and why
     notes: list[str] = field(default_factory=list)
+    unfrozen_after: dict[str, int] = field(
+        default_factory=dict
+    )  # steps done when a parameter that was frozen began to train
     limit: MemoryLimit | None = None  # the memory that measures may take; by default a share of what there is
     scalar_names: set[str] = field(default_factory=set)  # of the numbers measured so far
     rows: dict[str, Tensor | None] = field(default_factory=dict)  # by measure, where not all samples are used
@@ -350,13 +353,14 @@ class Measurements:
         for name, p in new.items():
             del self._frozen[name]
             self.trained[name], self.start.parameters[name] = p, p.detach().clone()
+            self.unfrozen_after[name] = step
         self._size = self._jvp = self.start.gates = self._blocks = (
             None  # gates that could not move before are counted now
         )
         first = _user_name(self.model, next(iter(new)))
         more = f" and {len(new) - 1} more parameters" if len(new) > 1 else ""
         self.notes.append(
-            f"{first}{more} train from step {step} on: linearisation_error and parameter_motion count them from there; the "
+            f"{first}{more} train from step {step + 1} on: linearisation_error and parameter_motion count them from there; the "
             "tangent kernel stays that by the parameters that trained at the start"
         )
 

@@ -225,12 +225,14 @@ class Scope(AbstractContextManager["Scope"]):
         if isinstance(optimiser, torch.optim.Optimizer):
             require(batches is None, "with batches=, give a function that makes the optimiser, as it was at the start.")
             self._twin = start_twin(session, optimiser, loss, held, options)
+            self._note_twin(session, self._twin)
             return self._twin
         require(batches is not None, "give batches= to train the twin afterwards, or the optimiser to train it beside.")
         assert batches is not None
-        with self.paused():
+        with self.paused(), session.reopened():
             session.measure_pending()
             twin = train_twin(session, optimiser, loss, batches, held, scheduler, say, options)
+            self._note_twin(session, twin)
             record_point(session, session.last_measured, twin.curve[-1])
         return twin
 
@@ -273,7 +275,7 @@ class Scope(AbstractContextManager["Scope"]):
             )
         samples = held_or_probe(session, held)
         how = LayerTrainings(train, loss, list(batches), samples, scheduler, clip_norm, only, frozen_from, experiments)
-        with self.paused():
+        with self.paused(), session.reopened():
             session.measure_pending()
             start, measurements = start_model(session), session.measurements
             found = train_by_layer(start, measurements.start.parameters, measurements.blocks.blocks, how, say)
@@ -305,17 +307,26 @@ class Scope(AbstractContextManager["Scope"]):
         """
         session = self._require_session()
         options = {"momentum": momentum, "decay": decay, "batches": batches}
-        with self.paused():
+        with self.paused(), session.reopened():
             session.measure_pending()
             point = simulate(session, train, loss, rates, held, options)
             record_point(session, session.last_measured, point, simulated=True)
 
+    @staticmethod
+    def _note_twin(session: Session, twin: LinearisedTwin) -> None:
+        """Note what of the network the twin does not have."""
+        for note in twin.notes:
+            session.measurements.add_note(note)
+
     def _require_session(self) -> Session:
         """The session, or an error that says why there is no twin."""
-        session = self._session
-        if session is None or session.finished or self._failed is not None or self._shards is not None:
-            raise InputError(f"this scope has no twin: {self._failed or 'it is finished, or its model is sharded'}.")
-        return session
+        if self._session is None or self._failed is not None:
+            raise InputError(f"this scope cannot train the network again: {self._failed or 'it measures nothing'}.")
+        if self._shards is not None:
+            raise InputError(
+                "the model is sharded over processes, so no process can train it again; use linearised_twin on one device."
+            )
+        return self._session
 
     def _compare_twin(self, session: Session) -> None:
         """Compare network and twin at a step that was just measured, if that has not been done."""

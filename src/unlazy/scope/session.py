@@ -15,6 +15,7 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -148,6 +149,10 @@ class Session:
             self.last_measured = 0
         self._plan()
         self._watch_unfreezing()
+        self._norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
+        self.training_modes: dict[
+            nn.Module, bool
+        ] = {}  # of norms that behave otherwise in training, when a step was reported
         self.construction_seconds = time.perf_counter() - began
         limit.begin()
         self.budget.spent = 0.0
@@ -194,6 +199,7 @@ class Session:
         if self.earlier is not None and not self.earlier.began:
             self._check_first_step(step, self.earlier)
         step = self._count_updates(step)
+        self.training_modes = {norm: norm.training for norm in self._norms}
         if step == 0 and self.last_step < 0 and scalars:
             self._write(0, {}, scalars)
         if step <= max(self.last_step, self.last_measured) and not self._differs_from_earlier_run(step):
@@ -491,10 +497,34 @@ class Session:
                 self.scope_writer.update_header(self.measurements)
                 self._write_verdict()
                 self.scope_writer.finish()
-        self.finished = True
+        self.finished, self._updates_at_end = True, self._updates()
         if self._unfreezing is not None:
             self._unfreezing.remove()
         self.log.close(error)
+
+    @contextmanager
+    def reopened(self) -> Iterator[None]:
+        """A block that may add numbers about the last step to a finished run; its verdict is written anew afterwards."""
+        if not self.finished:
+            yield
+            return
+        require(
+            self._updates() == self._updates_at_end,
+            "the network was trained on after the scope had finished, so its last step cannot be compared any more. "
+            "Train the twin before that.",
+        )
+        before, sinks = self.log.scope_writer, self.log.sinks
+        self.log.sinks = []
+        if before is not None:
+            self.log.scope_writer = ScopeWriter(before.folder, Run(before.folder).header)
+        try:
+            yield
+        finally:
+            self.log.sinks = sinks
+            if self.scope_writer is not None:
+                self._write_verdict()
+                self.scope_writer.finish()
+                self.scope_writer.__exit__(None, None, None)
 
     def _note_few_measurements(self) -> None:
         """Note it if the budget did not pay for enough full measurements."""

@@ -73,7 +73,14 @@ def summarise(history: History) -> TrainingSummary:
     curves = {name: curve for name in MEASURES if (curve := _measure_by_step(history, name))}
     losses = list(history.scalars.get("loss", {}).values())
     outputs = history.array("output")
-    last = {name: curve[max(curve)] for name, curve in curves.items()}
+    last = {name: curve[max(curve)] for name, curve in curves.items() if max(curve) > 0 or len(history.steps) == 1}
+    twin, notes = _twin(history), tuple(history.notes)
+    seen = max(curves.get(RESTS_ON, {}), default=0)
+    if twin is not None and max(twin.gap) < seen:
+        notes += (
+            f"the twin was trained up to step {max(twin.gap)} only, so the word about step {seen} rests on the estimate",
+        )
+        twin = None
     return TrainingSummary(
         {name: value for name, value in last.items() if math.isfinite(value)},
         (losses[0], float(np.nanmin(losses)), losses[-1]) if losses and np.isfinite(losses[0]) else None,
@@ -83,8 +90,8 @@ def summarise(history: History) -> TrainingSummary:
         curves,
         group_view(history),
         dict(history.left_out),
-        tuple(history.notes),
-        _twin(history),
+        notes,
+        twin,
         layer_table(history),
         find_samples(history),
     )
@@ -160,8 +167,8 @@ def _resample_error(history: History) -> tuple[float, float] | None:
     missed, went = _row_norms_squared(last - linear), _row_norms_squared(last - first)
     taken = np.isfinite(missed)  # only a part of the samples may have been measured
     missed, went, n = missed[taken], went[taken], int(taken.sum())
-    if n == 0:
-        return None
+    if n == 0 or not math.isclose(math.sqrt(missed.sum() / max(went.sum(), 1e-300)), value, rel_tol=0.01):
+        return None  # of a network with batch-norm the outputs were taken with other statistics
     counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.sqrt((counts @ missed) / (counts @ went))

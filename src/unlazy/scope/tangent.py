@@ -30,6 +30,7 @@ DIRECTIONS, FEWEST_DIRECTIONS = 16, 2  # of the outputs, where these are more; f
 ESTIMATE_SECONDS = 2.0
 FEWEST_SAMPLES = 8  # of a kernel of random directions that would take longer with more
 TIMED_OUTPUTS = 8
+TRIED, TRIAL_SECONDS = 2, 0.5  # samples and outputs of a first trial; what a second one may take
 NO_JVP = "The other measures need first derivatives only."  # what to do without a product with the Jacobian
 Measured = dict[str, Tensor]
 
@@ -159,9 +160,20 @@ class TangentMeasure:
     def _exact_seconds(self, kernel: LayerTangents, few: ProbeSet) -> float:
         """About how long the kernel of these samples takes with all outputs at once, from some of the outputs."""
         outputs = kernel.directions
-        kernel.directions = outputs[:TIMED_OUTPUTS]
+
+        def seconds_of(samples: int, count: int) -> float:
+            kernel.directions = outputs[:count]
+            part = take_samples(few.x, slice(0, samples))
+            return idle_seconds(lambda: kernel.by_layer(part, self.names))
+
         try:
-            return idle_seconds(lambda: kernel.by_layer(few.x, self.names)) * len(outputs) / len(kernel.directions)
+            samples, count = min(TRIED, len(few)), min(TRIED, len(outputs))
+            tried, parts = seconds_of(samples, count), len(few) / samples
+            if tried * parts * min(TIMED_OUTPUTS, len(outputs)) / count > TRIAL_SECONDS:
+                return (
+                    tried * parts * len(outputs) / count
+                )  # layers without a rule: a longer trial would stall the training
+            return seconds_of(len(few), TIMED_OUTPUTS) * len(outputs) / len(kernel.directions)
         finally:
             kernel.directions = outputs
 

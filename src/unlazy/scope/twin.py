@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from unlazy.kernels.capture import Inputs
 from unlazy.runtime import InputError, require
+from unlazy.scope.positions import PositionOutputs
 from unlazy.scope.session import Session
 from unlazy.scope.summary import TWIN_NUMBERS
+from unlazy.scope.user_model import SelectedOutput
 from unlazy.training.twin import LinearisedTwin, Loss, TwinPoint, linearised_twin, simulate_twin
 
 Optimiser = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -29,7 +31,7 @@ def start_twin(
         "a twin that is trained beside the network is made before the first step; "
         "afterwards give batches= and a function that makes the optimiser.",
     )
-    return linearised_twin(session.model, optimiser, loss, held=held_or_probe(session, held), **options)
+    return linearised_twin(_network_of(session), optimiser, loss, held=held_or_probe(session, held), **options)
 
 
 def train_twin(
@@ -49,8 +51,12 @@ def train_twin(
     optimiser = make_optimiser(trained)
     twin = linearised_twin(start, optimiser, loss, held=held_or_probe(session, held), **options)
     say(twin.price(*seen[0]).text(len(seen)))
-    twin.train(seen, scheduler=None if scheduler is None else scheduler(optimiser))
-    twin.compare(session.model)
+    twin.train(
+        seen,
+        scheduler=None if scheduler is None else scheduler(optimiser),
+        free_after=session.measurements.unfrozen_after,
+    )
+    twin.compare(_network_of(session))
     return twin
 
 
@@ -72,7 +78,7 @@ def simulate(
             "train the twin: scope.twin(...)."
         )
     network = linearised_twin(start, torch.optim.SGD(start.parameters(), 0.0), loss, held=pair)
-    after = network.outputs_of(session.model)
+    after = network.outputs_of(_network_of(session))
     went = float((after - network.start).norm())
     losses = (
         (network.held_loss(after), network.held_loss(found.outputs[-1])) if targets is not None else (float("nan"),) * 2
@@ -90,12 +96,21 @@ def record_point(session: Session, step: int, point: TwinPoint, *, simulated: bo
 
 
 def start_model(session: Session) -> nn.Module:
-    """A copy of the watched network with the parameters and buffers that it had at the start."""
-    model, start = copy.deepcopy(session.model), session.measurements.start
+    """A copy of the watched network with the parameters and buffers that it had at the start, in the mode that it trained in."""
+    network, start = _network_of(session), session.measurements.start
+    model = copy.deepcopy(network)
     with torch.no_grad():
         for name, value in {**start.parameters, **start.buffers}.items():
             _tensor(model, name).copy_(value)
+    for own, mine in zip(network.modules(), model.modules(), strict=True):
+        mine.training = session.training_modes.get(own, own.training)
     return model
+
+
+def _network_of(session: Session) -> nn.Module:
+    """The watched network as a function of the inputs that its training gives it: all positions of a sequence, if it has some."""
+    model = session.model
+    return SelectedOutput(model.model, model.choose) if isinstance(model, PositionOutputs) else model
 
 
 def _tensor(model: nn.Module, name: str) -> Tensor:
@@ -107,4 +122,6 @@ def _tensor(model: nn.Module, name: str) -> Tensor:
 def held_or_probe(session: Session, held: Held | None) -> Any:
     """The samples that the user gave, else the probe set."""
     probe = session.measurements.probe
-    return (probe.x, probe.y) if held is None else held
+    if held is not None:
+        return held
+    return (probe.x["x"] if isinstance(session.model, PositionOutputs) else probe.x, probe.y)

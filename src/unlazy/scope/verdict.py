@@ -28,6 +28,7 @@ FEWEST_SAMPLES = 32
 LEAST_FALL = 0.05  # a loss that falls by less, as a share of its start, has learned nothing
 TANGENT_VIEWS = ("linear", "linearisation_error", "tangent")
 GAINS, STARVES = 1.15, 0.85  # kernel mass of a group now, relative to the start
+FAR_APART = 4.0  # steps of two measurements: a border in between is not interpolated
 BEHIND = 2.0  # loss of a group, relative to that of all samples, where it fell by less than half
 MEANINGS = {
     "lazy": "It kept the features it started with: a linear model on them (its linearised twin) would predict nearly the same.",
@@ -133,7 +134,7 @@ class Verdict:
                 "scope.twin(...) measures it."
             )
         how = "simulated" if self.twin.simulated else "trained"
-        said = f"Gap to that linear model ({scale}): {self.gap:.2g}; the model itself was {how}."
+        said = f"Gap to that linear model ({scale}): {self.gap:.2g}, measured: that linear model was {how} too."
         if math.isfinite(self.twin.loss) and math.isfinite(self.twin.twin_loss):
             verb = "would be at about" if self.twin.simulated else "is at"
             said += (
@@ -144,13 +145,11 @@ class Verdict:
 
     def when_text(self) -> str:
         """A sentence about the phases of the training: "Lazy until about step 20, rich since."."""
-        ended = [phase for phase in self.phases if phase.until is not None]
+        parts = [_until_text(phase, after) for phase, after in pairwise(self.phases)]
         if self.label == "cannot tell":
-            parts = [f"{phase.word} until about step {phase.until}" for phase in ended]
             return f"{', '.join(parts).capitalize()}." if parts else ""
-        if not ended:
+        if not parts:
             return "It was so from the first measurement on." if self.phases and self.label != "lazy" else ""
-        parts = [f"{phase.word} until about step {phase.until}" for phase in ended]
         return f"{', '.join(parts).capitalize()}, {self.phases[-1].word} since."
 
     def basis(self) -> list[str]:
@@ -289,9 +288,14 @@ def _reasons_for_no_verdict(summary: TrainingSummary) -> list[str]:
         if not math.isfinite(last):
             reasons.append("The loss is not a number: training broke down.")
         elif lowest > first - LEAST_FALL * abs(first):
-            reasons.append(
-                f"The loss did not fall (from {first:.3g} to {lowest:.3g} at best): nothing was learned yet."
-            )
+            if last > first + LEAST_FALL * abs(first):
+                reasons.append(
+                    f"The loss rose from {first:.3g} to {last:.3g}: training is unstable, or has just begun."
+                )
+            else:
+                reasons.append(
+                    f"The loss hardly fell (from {first:.3g} to {lowest:.3g} at best): nothing was learned yet."
+                )
     return reasons
 
 
@@ -329,12 +333,19 @@ def _find_phases(curve: Mapping[int, float], limits: Thresholds, *, sure: bool) 
     return tuple(phases)
 
 
+def _until_text(phase: Phase, after: Phase) -> str:
+    """When a phase ended: about a step, or between two measurements that are far apart."""
+    if after.first > FAR_APART * max(1, phase.last):
+        return f"{phase.word} until some step between {phase.last} and {after.first}"
+    return f"{phase.word} until about step {phase.until}"
+
+
 def _crossing(curve: Mapping[int, float], before: Phase, step: int, word: str, limits: Thresholds) -> int:
     """About when the gap passed the border that ended a phase: interpolated in logarithms, two significant digits."""
     border = limits.rich_gap if "rich" in (before.word, word) and "lazy" not in (before.word, word) else limits.lazy_gap
     at = float(step)
     for a, b in pairwise(one for one in curve if before.first <= one <= step):
-        low, high = curve[a], curve[b]
+        low, high = (max(curve[one], 1e-12) for one in (a, b))
         if a > 0 and (low - border) * (high - border) <= 0 and low != high:
             share = (math.log(border) - math.log(low)) / (math.log(high) - math.log(low))
             at = math.exp(math.log(a) + share * (math.log(b) - math.log(a)))

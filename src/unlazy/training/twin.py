@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from unlazy.kernels.capture import Inputs
 from unlazy.kernels.gated import has_hard_gates, refuse_stack
@@ -29,9 +30,10 @@ from unlazy.training.linearised import output_kernel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 TIMED_STEPS = 3
-SMALL_STEP = (
-    0.25  # of a simulated gradient flow, in units of 1 / largest curvature: an Euler step this small is exact enough
-)
+FLOW_ERROR, FLOW_STEPS = (
+    1e-3,
+    16,
+)  # of a simulated gradient flow: error of a step, relative to the change so far; first steps
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,22 @@ class LinearisedTwin:
             all(id(p) in names for p in trained),
             "the optimiser has parameters that the model does not; make the twin from the model that the optimiser trains.",
         )
-        moving = {names[id(p)] for p in trained if p.requires_grad}
-        chosen = [name for name in select_parameters(model, linear) if name in moving] if not is_plain else []
+        moving = {names[id(p)] for p in trained}  # frozen ones too: they may be set free later
+        chosen = []
+        if linear == "trainable":
+            chosen = [name for name in names.values() if name in moving]
+        elif not is_plain:
+            chosen = [name for name in select_parameters(model, linear) if name in moving]
         require(bool(chosen) or is_plain, f"the optimiser trains none of the parameters {linear!r}.")
         self.model, self.optimiser, self.loss, self.held, self.clip_norm = model, optimiser, loss, held, clip_norm
         self.jacobian = ModuleJacobian(model, chosen)
         self.notes = _use_batch_statistics(model, self.jacobian.base)
-        self.theta = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters() if name in moving}
+        self.theta = {
+            name: nn.Parameter(p.detach().clone(), p.requires_grad)
+            for name, p in model.named_parameters()
+            if name in moving
+        }
+        self._free = {name: p.requires_grad for name, p in model.named_parameters() if name in moving}
         # The copy of an optimiser whose parameters count as copied already trains the twin's, with all state and settings.
         known: dict[int, Any] = {id(p): self.theta.get(name, p) for name, p in model.named_parameters()}
         self.twin_optimiser = copy.deepcopy(optimiser, known)
@@ -116,11 +127,23 @@ class LinearisedTwin:
             self.theta[name].requires_grad_(False)
             self.theta[name].grad = None
 
+    def release(self, names: Iterable[str]) -> None:
+        """Let these parameters of the twin train from now on."""
+        for name in set(names) & set(self.theta):
+            self.theta[name].requires_grad_(True)
+
     def step(self, x: Inputs, y: Tensor) -> float:
         """One step of the twin on a batch, with the learning rate (and all settings) that the network's optimiser has now.
 
-        Call it beside ``optimiser.step()``, before the scheduler's step. Returns the twin's loss on the batch.
+        Call it beside ``optimiser.step()``, before the scheduler's step. Returns the twin's loss on the batch. Parameters that
+        were frozen or set free in the network since the last step are so in the twin, too.
         """
+        self._follow_freezing()
+        require(
+            len(self.optimiser.param_groups) == len(self.twin_optimiser.param_groups),
+            "the optimiser got new groups of parameters after the twin was made. Give it all parameters at the start, those that "
+            "train later with requires_grad=False.",
+        )
         for group, mine in zip(self.optimiser.param_groups, self.twin_optimiser.param_groups, strict=True):
             mine.update({name: setting for name, setting in group.items() if name != "params"})
         value = self._gradient(x, y)
@@ -133,13 +156,17 @@ class LinearisedTwin:
         batches: Iterable[tuple[Inputs, Tensor]],
         *,
         scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        free_after: Mapping[str, int] | None = None,
     ) -> list[float]:
         """Train the twin afterwards, on the batches that the network saw; the loss of each step.
 
-        ``scheduler``: one made for the optimiser that the twin was made from; it is moved after every step.
+        ``scheduler``: one made for the optimiser that the twin was made from; it is moved after every step. ``free_after``: by
+        name of a parameter, the number of steps for which it stays frozen.
         """
-        losses = []
+        losses, later = [], dict(free_after or {})
+        self.freeze(name for name, steps in later.items() if steps > self.steps)
         for x, y in batches:
+            self.release(name for name, steps in later.items() if steps == self.steps)
             losses.append(self.step(x, y))
             if scheduler is not None:
                 self.optimiser._opt_called = True  # type: ignore[attr-defined]  # no warning: the twin's optimiser stepped
@@ -178,12 +205,19 @@ class LinearisedTwin:
         mine = (time.perf_counter() - began) / TIMED_STEPS
         began = time.perf_counter()
         for _ in range(TIMED_STEPS):
-            leaves = {name: p.requires_grad_(True) for name, p in saved.items()}
+            leaves = {name: p.requires_grad_(True) for name, p in saved.items() if self.theta[name].requires_grad}
             torch.autograd.grad(
                 self.loss(self.jacobian.at(leaves, as_call(x)), y), list(leaves.values()), allow_unused=True
             )
         plain = (time.perf_counter() - began) / TIMED_STEPS
         return TwinPrice(mine, mine / max(plain, 1e-9))
+
+    def _follow_freezing(self) -> None:
+        """Freeze and release what was frozen and set free in the network since the last step."""
+        now = {name: p.requires_grad for name, p in self.model.named_parameters() if name in self.theta}
+        self.release(name for name, free in now.items() if free and not self._free[name])
+        self.freeze(name for name, free in now.items() if not free and self._free[name])
+        self._free = now
 
     def _gradient(self, x: Inputs, y: Tensor) -> float:
         """Put the gradient of the loss on a batch into the twin's parameters; the loss."""
@@ -191,7 +225,7 @@ class LinearisedTwin:
         loss = self.loss(self(x), y)
         loss.backward()
         if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(list(self.theta.values()), self.clip_norm)
+            nn.utils.clip_grad_norm_([p for p in self.theta.values() if p.grad is not None], self.clip_norm)
         return float(loss.detach())
 
     def _network_outputs(self, values: Mapping[str, Tensor]) -> Tensor:
@@ -239,8 +273,9 @@ def _use_batch_statistics(model: nn.Module, twin: nn.Module) -> tuple[str, ...]:
     """Let batch-norm layers that are in training mode normalise by the batch at hand in the twin; what to say about it."""
     found, notes = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training], []
     for module, mine in zip(model.modules(), twin.modules(), strict=True):
-        if isinstance(mine, _BatchNorm) and module.training:
+        if isinstance(mine, _NormBase) and module.training:
             mine.running_mean = mine.running_var = None
+            mine.track_running_stats = mine.track_running_stats and not isinstance(mine, _InstanceNorm)
     if found:
         notes.append("batch-norm normalises by the batch at hand, in the twin and in the network compared with it")
     if any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules()):
@@ -255,7 +290,8 @@ def _use_batch_statistics(model: nn.Module, twin: nn.Module) -> tuple[str, ...]:
 class SimulatedTwin:
     """Outputs of the twin on held-out inputs at the recorded ``steps``, and its training ``losses`` there.
 
-    ``start``: the network's outputs at the start. ``defensible``: every learning rate was below the largest stable one.
+    ``start``: the network's outputs at the start. ``defensible``: the batches were known, so that every step was taken as in
+    training, or every learning rate was below the largest stable one on the way.
     """
 
     steps: tuple[int, ...]
@@ -302,22 +338,22 @@ def simulate_twin(
     other_kernel = output_kernel(jacobian, held, x, memory=memory).to(start)
     shrink, other_shrink = (_along_parameters(jacobian, one) if decay > 0 else None for one in (x, held))
     learner = _KernelLearner(kernel, start, y, loss, shrink, momentum, decay)
-    top = learner.largest_curvature()
     outputs, losses, past = [], [], 0
     for step in kept:
         if batches is not None:
             for number in range(past, step):
                 learner.step(rates[number], batches[number])
         else:
-            learner.flow(sum(rates[past:step]) / (1 - momentum), SMALL_STEP / top)
+            learner.flow(sum(rates[past:step]) / (1 - momentum))
         past = step
         change = (other_kernel @ learner.moved.flatten()).view_as(other_start)
         if other_shrink is not None:
             change = change + learner.shrunk * other_shrink
         outputs.append(other_start + change)
         losses.append(float(loss(learner.outputs(), y)))
-    stable = max(rates, default=0.0) * top < 2 * (1 + momentum)
-    return SimulatedTwin(tuple(kept), torch.stack(outputs), tuple(losses), other_start, stable)
+    stable = max(rates, default=0.0) * learner.top < 2 * (1 + momentum)
+    defensible = bool(torch.stack(outputs).isfinite().all()) and (batches is not None or stable)
+    return SimulatedTwin(tuple(kept), torch.stack(outputs), tuple(losses), other_start, defensible)
 
 
 @dataclass
@@ -335,6 +371,7 @@ class _KernelLearner:
     def __post_init__(self) -> None:
         self.moved, self.shrunk = torch.zeros_like(self.start), 0.0
         self._speed, self._shrink_speed = torch.zeros_like(self.start), 0.0
+        self.top = self.largest_curvature()  # seen so far
 
     def outputs(self, rows: Tensor | slice = slice(None)) -> Float[Tensor, "b o"]:
         """The outputs on training samples now."""
@@ -352,21 +389,44 @@ class _KernelLearner:
         self.moved = self.moved - rate * self._speed
         self.shrunk -= rate * self._shrink_speed
 
-    def flow(self, duration: float, longest: float) -> None:
-        """Gradient flow for some time, in steps that are no longer than ``longest``."""
-        count = max(1, round(duration / longest + 0.5)) if duration > 0 else 0
-        for _ in range(count):
-            self.moved = self.moved - duration / count * (self._slope(slice(None)) + self.decay * self.moved)
-            self.shrunk -= duration / count * self.decay * (1 + self.shrunk)
+    def flow(self, duration: float) -> None:
+        """Gradient flow for some time, by Heun's rule with steps whose error in the outputs stays below ``FLOW_ERROR``."""
+        left, length, taken = duration, duration / FLOW_STEPS, 0
+        while left > 1e-9 * duration:
+            length = min(length, left)
+            before = self.moved, self.shrunk
+            slope, shrinking = self._velocity()
+            self.moved, self.shrunk = before[0] + length * slope, before[1] + length * shrinking
+            later, shrinking_later = self._velocity()
+            change = length / 2 * (later - slope)
+            self.moved = self.moved + change
+            self.shrunk += length / 2 * (shrinking_later - shrinking)
+            size = max(float(self._moved_outputs(self.moved).norm()), 1e-30)
+            error = float(self._moved_outputs(change).norm()) / (size * FLOW_ERROR)
+            if error > 1 and length > 1e-9 * duration:
+                self.moved, self.shrunk = before
+            else:
+                left, taken = left - length, taken + 1
+                if taken % FLOW_STEPS == 0:
+                    self.top = max(self.top, self.largest_curvature())
+            length *= min(2.0, max(0.2, 0.9 / max(error, 1e-9) ** 0.5))
+        self.top = max(self.top, self.largest_curvature())
+
+    def _velocity(self) -> tuple[Tensor, float]:
+        """How fast ``moved`` and ``shrunk`` change under gradient flow."""
+        return -(self._slope(slice(None)) + self.decay * self.moved), -self.decay * (1 + self.shrunk)
+
+    def _moved_outputs(self, moved: Float[Tensor, "n o"]) -> Float[Tensor, "n o"]:
+        return (self.kernel @ moved.flatten()).view_as(moved)
 
     def largest_curvature(self, iterations: int = 20) -> float:
-        """The largest eigenvalue of K times the loss's second derivative by the outputs at the start, by power iteration."""
-        random = torch.Generator().manual_seed(0)
+        """The largest eigenvalue of K times the loss's second derivative by the outputs of now, by power iteration."""
+        random, now = torch.Generator().manual_seed(0), self.outputs()
         v = torch.randn(self.start.shape, generator=random).to(self.start)
         size = 0.0
         for _ in range(iterations):
-            v = v / v.norm()
-            v = (self.kernel @ second_derivative(self.loss, self.start, self.targets, v).flatten()).view_as(v)
+            v = v / v.norm().clamp(min=1e-30)
+            v = self._moved_outputs(second_derivative(self.loss, now, self.targets, v))
             size = float(v.norm())
         return size
 
@@ -399,7 +459,9 @@ def second_derivative(loss: Loss, out: Tensor, y: Tensor, v: Tensor) -> Tensor:
     """The second derivative of the loss by the outputs, times ``v``."""
     leaf = out.detach().requires_grad_(True)
     (slope,) = torch.autograd.grad(loss(leaf, y), leaf, create_graph=True)
-    (found,) = torch.autograd.grad(slope, leaf, v)
+    if not slope.requires_grad:
+        return torch.zeros_like(v)  # the loss is piecewise linear
+    (found,) = torch.autograd.grad(slope, leaf, v, allow_unused=True, materialize_grads=True)
     return found
 
 
