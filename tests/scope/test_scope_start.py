@@ -91,7 +91,7 @@ def test_a_measure_waits_once_at_a_step_and_is_not_taken_before_its_start(monkey
         scope.step(step)
         left.append(len(scope._session.measurements.waiting))
         assert ("tangent_distance" in scope.history.scalars) == (left[-1] == 0)
-    assert left == [5, 4, 3, 2, 1, 0, 0, 0]
+    assert left == [6, 5, 4, 3, 2, 1, 0, 0]
 
 
 def test_an_interrupted_start_is_completed_by_the_scope_that_resumes(monkeypatch, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_interrupted_start_is_completed_by_the_scope_that_resumes(monkeypatch
     net, scope = train(normed, 2, tmp_path)
     scope._session.finish(RuntimeError("power failure"))
     waiting = Run(tmp_path).header["recipe"]["scope"]["waiting"]
-    assert waiting == ["paths", "overlap", "tangent"]
+    assert waiting == ["paths", "layers", "overlap", "tangent"]
     again = Scope(net, train_probe(), tmp_path, budget=ALWAYS, strict=True)
     for step in range(3, 7):
         with torch.no_grad():
@@ -121,10 +121,10 @@ def test_large_measures_wait_until_a_step_was_seen(monkeypatch) -> None:
     monkeypatch.setattr("unlazy.scope.memory.EARLY_BYTES", 10_000)
     net, scope = train(normed, 0)
     measurements = scope._session.measurements
-    assert set(measurements.waiting) == {"gates", "paths", "linear", "overlap", "tangent"}
+    assert set(measurements.waiting) == {"gates", "paths", "linear", "layers", "overlap", "tangent"}
     assert measurements.limit.allowed() == 10_000
     assert not any("in parts" in note for note in measurements.notes)  # the small limit is not what later ones have
-    for step in range(1, 6):
+    for step in range(1, 7):
         with torch.no_grad():
             net[0].weight.add_(0.01)
         scope.step(step)

@@ -645,7 +645,7 @@ class Measurements:
         return before, before + change, out
 
     def layers_alone(self, step: int) -> Measured:
-        """Three numbers of every block, on the samples of this measure; at the start one block alone is tried, to time it.
+        """Three numbers of every block, on the samples of this measure; 0 at the start, where one block is tried, to time it.
 
         With theta_b the parameters of the block now, and all others at the start: ``layer_move``, how far the outputs went,
         relative to those of the whole network; ``layer_error``, their distance from the tangent at the start, relative to how
@@ -653,8 +653,9 @@ class Measurements:
         """
         part = self.samples_of("layers")
         if step == 0:
-            self._measure_block(self.blocks.blocks[0], part)
-            return {}
+            tangent = self._measure_block(self.blocks.blocks[0], part)[1]
+            names = ("layer_move", "reset_cost") if tangent is None else ("layer_error", "layer_move", "reset_cost")
+            return {f"{name}@{block.name}": torch.zeros(()) for block in self.blocks.blocks for name in names}
         with self._batch_norms_by_batch(part) as at_once:
             now, loss = self._outputs_and_loss(part, at_once)
         measured: Measured = {}
@@ -742,6 +743,10 @@ class Measurements:
             with self._at_start():
                 start, self._tangents.start = self._tangents.measure(part)[0], self._tangents.estimate
             self.start.tangent_parts = self._tangent_parts()
+        elif start is not None and not self.start.tangent_parts and self.trained.keys() <= self.start.parameters.keys():
+            with self._at_start():  # a resumed run keeps the kernel of the start, not its parts
+                self._tangents.measure(part)
+            self.start.tangent_parts = self._tangent_parts()
         kernel, measured = self._tangents.measure(part)
         parts = self._tangent_parts()
         if start is None:
@@ -770,15 +775,17 @@ class Measurements:
     def _share_kernel(self, parts: Named, kernel: Tensor, start: Tensor) -> Measured:
         """Each block's share of the tangent kernel's trace, and of its change D = K - K_0: <K_b - K_b0, D> / |D|^2.
 
-        The shares of the change add up to 1. They are missing in a resumed run, which does not keep the parts of the start.
+        The shares of the change add up to 1. They are 0 where nothing changed, and missing in a resumed run that does not know
+        the parameters of the start.
         """
         change, trace = kernel - start, kernel.diagonal().sum()
         size, measured = change.square().sum(), Measured()
         for name, part in parts.items():
             measured[f"tangent_share@{name}"] = part.diagonal().sum().double() / trace
-            if name in self.start.tangent_parts and float(size) > 0:
+            if name in self.start.tangent_parts:
                 own = part.double() - self.start.tangent_parts[name].double()
-                measured[f"tangent_change_share@{name}"] = (own * change).sum() / size
+                share = (own * change).sum() / size if float(size) > 0 else torch.zeros_like(size)
+                measured[f"tangent_change_share@{name}"] = share
         return measured
 
     # --- helpers -----------------------------------------------------------------------------------------------
