@@ -122,6 +122,16 @@ class LayerTable:
             said.append(f"{len(self.lines) - len(shown)} more layers: scope.layers()")
         return said
 
+    def short_text(self, most: int = MOST_LINES) -> list[str]:
+        """What a verdict says: a line a layer if there are words, else one line with the ranking, at most ``most`` layers."""
+        if len(self.lines) < 2:
+            return []
+        if any(line.word or line.trained for line in self.lines):
+            return ["Layers, in forward order:", *(f"  {line}" for line in self.text(most))]
+        first = [line.name for line in sorted(self.lines, key=lambda line: line.rank)]
+        more = f"; {len(first) - most} more layers: scope.layers()" if len(first) > most else ""
+        return [f"Layers by expected cost of freezing them, the highest first: {', '.join(first[:most])}{more}."]
+
     def remainder_text(self) -> str:
         """A sentence about how far single effects are from the whole; "" where that was not measured."""
         parts = []
@@ -133,7 +143,7 @@ class LayerTable:
     def __str__(self) -> str:
         if not self.lines:
             return "No layer was measured yet."
-        said = ["Layers, in forward order:", *(f"  {line}" for line in self.text())]
+        said = [f"Layers, in forward order{self._rank_text()}:", *(f"  {line}" for line in self.text())]
         said += [line for line in (self.remainder_text(), self.source) if line]
         names = [name for name in MEASURES if any(name in line.measures for line in self.lines)]
         width = max(len(line.name) for line in self.lines)
@@ -145,21 +155,21 @@ class LayerTable:
             )
         return "\n".join(said)
 
+    def _rank_text(self) -> str:
+        return "" if all(line.trained for line in self.lines) else " (rank 1: freezing it should cost most)"
+
     def _repr_html_(self) -> str:
         return self.html()
 
-    def html(self, most: int | None = None) -> str:
-        """A table without style sheets or scripts; with ``most``, of the highest-ranked layers."""
+    def html(self) -> str:
+        """A table without style sheets or scripts."""
         cell = "padding:2px 10px 2px 0;text-align:left;border:0"
-        shown = [line for line in self.lines if most is None or line.rank <= most]
         rows = "".join(
             f'<tr><td style="{cell}">{html.escape(line.name)}</td><td style="{cell}">{html.escape(line.says)}</td></tr>'
-            for line in shown
+            for line in self.lines
         )
-        more = len(self.lines) - len(shown)
-        rest = f"<div>{more} more layers: scope.layers()</div>" if more else ""
         said = "".join(f"<div>{html.escape(text)}</div>" for text in (self.remainder_text(), self.source) if text)
-        return f'<table style="border-collapse:collapse;margin:6px 0;color:inherit;font:inherit">{rows}</table>{rest}{said}'
+        return f'<table style="border-collapse:collapse;margin:6px 0;color:inherit;font:inherit">{rows}</table>{said}'
 
 
 def layer_table(history: History, rule: LayerRule | None = None) -> LayerTable | None:

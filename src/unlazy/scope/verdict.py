@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from unlazy.scope.history import History
-from unlazy.scope.layer_table import MOST_LINES, LayerTable
+from unlazy.scope.layer_table import LayerTable
 from unlazy.scope.lazy_thresholds import WORDS, Thresholds, load_thresholds
 from unlazy.scope.samples import Samples
 from unlazy.scope.summary import MEASURES, RESTS_ON, TrainingSummary, TwinSummary, summarise
@@ -107,7 +107,7 @@ class Verdict:
             "gap": self.gap_text(),
             "when": self.when_text(),
             "groups": self.groups_text(),
-            "layers": "" if self.layers is None else "\n".join(self.layers.text()),
+            "layers": "\n".join(self.layer_lines()),
             "samples": self.samples_text(),
         }
 
@@ -182,10 +182,8 @@ class Verdict:
         return " ".join(parts)
 
     def layer_lines(self) -> list[str]:
-        """At most so many lines about layers, those whose freezing should cost most; the rest is counted."""
-        if self.layers is None or len(self.layers.lines) < 2:
-            return []
-        return ["Layers, in forward order:", *(f"  {line}" for line in self.layers.text(MOST_LINES))]
+        """Lines about layers: few, the rest is counted."""
+        return [] if self.layers is None else self.layers.short_text()
 
     def samples_text(self) -> str:
         """A line about the samples that stand out."""
@@ -404,7 +402,7 @@ def _html_card(verdict: Verdict) -> str:
         verdict.groups_text(),
         verdict.samples_text(),
     )
-    layers = "" if not verdict.layer_lines() or verdict.layers is None else verdict.layers.html(MOST_LINES)
+    layers = "".join(f'<div style="white-space:pre-wrap">{html.escape(line)}</div>' for line in verdict.layer_lines())
     told = "".join(f"<div>{html.escape(text)}</div>" for text in sentences if text)
     small = [*(f"Note: {note}." for note in verdict.notes), *verdict.basis()]
     said = "".join(f"<div>{html.escape(text)}</div>" for text in small)
