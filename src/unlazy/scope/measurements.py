@@ -544,26 +544,28 @@ class Measurements:
         if self._size is None:
             self._size = _joint_norm(self.start.parameters.values())
         require(float(self._size) > 0, "all parameters start at 0, so that motion has no unit")
-        moves = (_at_least_float32(p.detach()) - self.start.parameters[name] for name, p in self.trained.items())
-        measured = {"parameter_motion": _joint_norm(moves) / self._size}
+        norms, measured = [], Measured()
         for block in self.blocks.blocks:
-            motion = self._motion_of(block)
-            if motion is not None:
-                measured[f"layer_motion@{block.name}"] = motion
-        return measured
+            norm, unit = self._motion_of(block)
+            norms.append(norm)
+            if float(unit) > 0:
+                measured[f"layer_motion@{block.name}"] = norm / unit
+            elif float(norm) == 0:
+                measured[f"layer_motion@{block.name}"] = torch.zeros_like(norm)
+        return {"parameter_motion": torch.stack(norms).norm() / self._size} | measured
 
-    def _motion_of(self, block: Block) -> Tensor | None:
-        """|theta - theta_0| / |theta_0| over those entries of a block that moved, since others, such as words that no sample
-        has, received no gradient; ``None`` if these started at 0.
+    def _motion_of(self, block: Block) -> tuple[Tensor, Tensor]:
+        """|theta - theta_0| of a block, and |theta_0| over those entries that moved: others received no gradient.
+
+        Such entries are those of words that no sample has. One tensor at a time is held: they may be as large as the model.
         """
         went, size = [], []
         for name in block.parameters:
-            start = _at_least_float32(self.start.parameters[name])
+            start = self.start.parameters[name]
             move = _at_least_float32(self.trained[name].detach()) - start
-            went.append(move)
-            size.append(torch.where(move != 0, start, torch.zeros_like(start)))
-        norm, unit = _joint_norm(went), _joint_norm(size)
-        return norm / unit if float(unit) > 0 else torch.zeros_like(norm) if float(norm) == 0 else None
+            went.append(_joint_norm([move]))
+            size.append(_joint_norm([_at_least_float32(start) * (move != 0)]))
+        return torch.stack(went).norm(), torch.stack(size).norm()
 
     def neurons(self, step: int) -> Measured:
         """Directions and norms of the first layer's weights; its half-spaces for inputs in the plane or linear gates."""

@@ -124,7 +124,7 @@ def _ties(kernel: Vector, numbers: list[int]) -> dict[str, Any]:
 def _largest(keys: NDArray[Any], values: NDArray[Any]) -> tuple[SampleValue, ...]:
     """The samples with the largest keys, with their values; those that are not finite are left out."""
     order = [int(place) for place in np.argsort(-np.where(np.isfinite(keys), keys, -np.inf), kind="stable")]
-    return tuple(SampleValue(place, float(values[place])) for place in order[:SHOWN] if np.isfinite(keys[place]))
+    return tuple(SampleValue(place, float(values[place]) + 0.0) for place in order[:SHOWN] if np.isfinite(keys[place]))
 
 
 def _list(found: tuple[SampleValue, ...]) -> str:
