@@ -111,6 +111,7 @@ class Measurements:
     _jvp: jacobian.Jvp | None = None
     _size: Tensor | None = None  # |theta_0|
     _blocks: Blocks | None = None
+    _sizes: Named = field(default_factory=dict)  # norms of parameters at the start, by name
     _first_loss: float | None = None
     _losses: LossComparison = field(default_factory=LossComparison)
     _noted_chunks: bool = False  # whether a note says that samples pass the model in parts
@@ -564,7 +565,13 @@ class Measurements:
             start = self.start.parameters[name]
             move = _at_least_float32(self.trained[name].detach()) - start
             went.append(_joint_norm([move]))
-            size.append(_joint_norm([_at_least_float32(start) * (move != 0)]))
+            moved = move != 0
+            if bool(moved.all()):
+                if name not in self._sizes:
+                    self._sizes[name] = _joint_norm([start])
+                size.append(self._sizes[name].to(move.device))
+            else:
+                size.append(_joint_norm([_at_least_float32(start) * moved]))
         return torch.stack(went).norm(), torch.stack(size).norm()
 
     def neurons(self, step: int) -> Measured:
