@@ -584,7 +584,7 @@ STUDY = Study(
     scales={
         "smoke": {"networks": ("relu", "conv"), "data": ("parity",), "steps": 6},
         "desk": {"networks": NETWORKS, "data": DATA, "steps": 30},
-        "paper": {"networks": NETWORKS, "data": DATA, "steps": 120},
+        "paper": {"networks": NETWORKS, "data": DATA, "steps": 80},
     },
     seeds={"smoke": 1, "desk": 1, "paper": 3},
     columns=("net", "data"),
