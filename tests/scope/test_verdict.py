@@ -232,7 +232,7 @@ def test_a_range_that_holds_another_word_says_so(ends: tuple[float, float]) -> N
 def test_the_written_words_are_those_that_are_printed() -> None:
     for verdict in (judge(replace(grouped(), curves=curve(s1=0.01, s9=0.9)), LIMITS), judge(seen(0.05), LIMITS)):
         words = verdict.to_dict()["words"]
-        assert list(words) == ["meaning", "gap", "when", "groups", "layers", "samples"]
+        assert list(words) == ["meaning", "gap", "when", "groups", "layers", "samples", "advice"]
         assert all(sentence in str(verdict) for sentence in words.values())
         assert words["meaning"] == MEANINGS[verdict.label]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -136,13 +137,21 @@ def test_a_larger_output_scale_is_lazier_and_a_frozen_body_has_no_gap() -> None:
 
 @pytest.mark.slow
 def test_smoke_runs_end_to_end(tmp_path: Path) -> None:
-    before = FILE.read_bytes() if FILE.exists() else None
+    before = FILE.read_bytes()
     request = Request("advice", "smoke", tmp_path / "runs", tmp_path / "results")
     made = reproduce(request, ExecutionOptions(), progress=lambda *_: None)
     assert made.failed == {}
     counts = advice.count_turns(Table.read(request.folder / "table.csv"))
     assert set(counts["turns"]) == {turn.name for turn in TURNS}
-    assert (FILE.read_bytes() if FILE.exists() else None) == before
+    assert FILE.read_bytes() == before
+
+
+# --- the committed files -------------------------------------------------------------------------------------
+
+
+def test_the_shipped_advice_follows_from_the_committed_table() -> None:
+    table = Table.read(COMMITTED / "paper" / "table.csv")
+    assert (COMMITTED / "advice.json").read_bytes() == FILE.read_bytes() == advice.advice_text(table)
 
 
 def test_advice_needs_every_case(tmp_path: Path) -> None:
@@ -151,3 +160,16 @@ def test_advice_needs_every_case(tmp_path: Path) -> None:
     (folder / "cases.json").write_text("[]")
     with pytest.raises(InputError, match=r"lacks 60, such as relu-digits-0"):
         advice.write_advice(tmp_path)
+
+
+def test_counts_of_the_committed_table_by_hand() -> None:
+    """One turn counted without the study's own functions."""
+    counts = json.loads(FILE.read_text())["turns"]["rate-up"]["all"]
+    table = Table.read(COMMITTED / "paper" / "table.csv")
+    moved = total = 0
+    for net, data in PAIRS:
+        learned = table.select("learned", net=net, data=data, training="base")
+        changes = table.select("gap_change", net=net, data=data, turn="rate-up")
+        total += int(learned.sum())
+        moved += int((changes[learned > 0] > 0).sum())
+    assert (counts["trainings"], counts["moved"]) == (total, moved)

@@ -105,9 +105,7 @@ def _rank(about: Mapping[str, Any]) -> tuple[float, float]:
 def _counted(about: Mapping[str, Any], what: str, label: str) -> str:
     """ "19 of 20 lazy trainings (interval 76 to 99 %)"."""
     low, high = share_interval(about[what], about["trainings"], about["pairs"])
-    return f"{about[what]} of {about['trainings']} {label} trainings (interval {low:.0%} to {high:.0%})".replace(
-        "% to", "to"
-    )
+    return f"{about[what]} of {about['trainings']} {label} trainings (interval {100 * low:.0f} to {100 * high:.0f} %)"
 
 
 def _gap_sentence(name: str, about: Mapping[str, Any], label: str) -> str:

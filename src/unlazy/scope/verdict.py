@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from unlazy.scope.advice import advise
 from unlazy.scope.history import History
 from unlazy.scope.layer_table import LayerTable
 from unlazy.scope.lazy_thresholds import WORDS, Thresholds, load_thresholds
@@ -92,6 +93,11 @@ class Verdict:
     layers: LayerTable | None = None
     samples: Samples | None = None
 
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What to do: at most three sentences, each with the share of trainings in which it worked (study ``advice``)."""
+        return advise(self.label)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``words`` holds the sentences, so that page and command line say the same."""
         plain = json.loads(json.dumps(asdict(self) | {"words": self.words()}))
@@ -101,7 +107,7 @@ class Verdict:
         return dict(plain)
 
     def words(self) -> dict[str, str]:
-        """The sentences by topic: what the label means, the gap, when, groups, layers (a line each) and samples, or ""."""
+        """The sentences by topic: meaning of the label, gap, when, groups, layers, samples, what to do; "" where there is none."""
         return {
             "meaning": MEANINGS[self.label],
             "gap": self.gap_text(),
@@ -109,13 +115,14 @@ class Verdict:
             "groups": self.groups_text(),
             "layers": "\n".join(self.layer_lines()),
             "samples": self.samples_text(),
+            "advice": self.advice_text(),
         }
 
     def __str__(self) -> str:
         lines = [f"Verdict: {self.label}. {MEANINGS[self.label]}", *self.reasons]
         lines += [text for text in (self.gap_text(), self.when_text(), self.groups_text()) if text]
         lines += self.layer_lines()
-        lines += [text for text in (self.samples_text(),) if text]
+        lines += [text for text in (self.samples_text(), self.advice_text()) if text]
         lines += [f"Note: {note}." for note in self.notes]
         return "\n  ".join([*lines, *self.basis()])
 
@@ -188,6 +195,10 @@ class Verdict:
     def samples_text(self) -> str:
         """A line about the samples that stand out."""
         return "" if self.samples is None else self.samples.text()
+
+    def advice_text(self) -> str:
+        """The sentences of the advice below the words "What to do:", one a line; "" where there is none."""
+        return "\n    ".join(("What to do:", *self.advice)) if self.advice else ""
 
     def _repr_html_(self) -> str:
         return _html_card(self)
@@ -402,6 +413,7 @@ def _html_card(verdict: Verdict) -> str:
         verdict.groups_text(),
         verdict.samples_text(),
     )
+    sentences += ("What to do:", *verdict.advice) if verdict.advice else ()
     layers = "".join(f'<div style="white-space:pre-wrap">{html.escape(line)}</div>' for line in verdict.layer_lines())
     told = "".join(f"<div>{html.escape(text)}</div>" for text in sentences if text)
     small = [*(f"Note: {note}." for note in verdict.notes), *verdict.basis()]
