@@ -372,8 +372,9 @@ def share_lazier(*changes: Vector) -> Vector:
 
 
 def share_same(*changes: Vector) -> Vector:
-    """Share of networks whose gap stayed within a factor."""
-    return np.asarray((np.abs(np.array(changes)) < np.log(SAME)).mean(0))
+    """Share of networks whose gap stayed within a factor; a change of exactly 0 stands for a training that broke down."""
+    sizes = np.abs(np.array(changes))
+    return np.asarray(((sizes > 0) & (sizes < np.log(SAME))).mean(0))
 
 
 def share_helped(*changes: Vector) -> Vector:
@@ -480,18 +481,20 @@ def count_turns(table: Table) -> dict[str, Any]:
     """The content of the advice file: for every turn and word of the untouched training, how many trainings moved and how far.
 
     Counted are untouched trainings that learned something. ``moved``: how many had their gap changed as predicted. ``factor``:
-    the median factor of the gap. ``fell`` and ``rose``: of the held-out loss. ``pairs``: of networks and data sets.
+    the median factor of the gap. ``fell`` and ``rose``: of the held-out loss. ``pairs``: of networks and data sets. Dividing the
+    outputs is not counted by word where the recipe had multiplied them: that would only undo what made the training lazy.
     """
     numbers = _by_case(table)
     turns: dict[str, Any] = {}
     for turn in TURNS:
         rows: dict[str, list[tuple[str, float, float]]] = {}
-        for (net, data, _), own in numbers.items():
+        for (net, data, seed), own in numbers.items():
             if net in turn.networks and own["training", turn.base].get("learned"):
                 changes = own["turn", turn.name]
                 row = (f"{net}, {data}", changes["gap_change"], changes["loss_change"])
-                for word in (word_of(own["training", turn.base]["gap"]), "all"):
-                    rows.setdefault(word, []).append(row)
+                rows.setdefault("all", []).append(row)
+                if turn.name != "scale-down" or not recipe_of(net, data, int(seed))[2]:
+                    rows.setdefault(word_of(own["training", turn.base]["gap"]), []).append(row)
         turns[turn.name] = {"aim": turn.aim} | {word: _counts(turn, rows[word]) for word in sorted(rows)}
     return {"format": FORMAT, "study": STUDY.name, "turns": turns, "twin": _count_good_twins(numbers)}
 
