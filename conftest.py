@@ -11,7 +11,7 @@ from jaxtyping import install_import_hook
 import unlazy
 
 # not cli: typer's own; of the estimators not the classes themselves: scikit-learn wants arguments checked in fit, not before
-ROOMS = "runtime store data models kernels probes theory scope training claims plots bench studies studio"
+ROOMS = "runtime store data models kernels probes theory scope training claims plots bench widths studies studio"
 PARTS = "path_sum trainer explanations distillation flips exports drawing"
 CHECKED = [*ROOMS.split(), *(f"estimators.{part}" for part in PARTS.split())]
 install_import_hook([f"unlazy.{name}" for name in CHECKED], "strict.typechecker")

@@ -12,7 +12,8 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from unlazy.runtime import InputError, StoreError, UnlazyError, Unsupported, __version__
+from unlazy.runtime import InputError, StoreError, UnlazyError, Unsupported
+from unlazy.runtime import __version__ as __version__
 
 if TYPE_CHECKING:
     from unlazy import adaptive, emergence, estimators, images, kernels, models, probes, scope, theory
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from unlazy.training.fit import Recipe, fit
     from unlazy.training.linearised import linearise
     from unlazy.training.twin import linearised_twin
+    from unlazy.widths.check import width_check
 
 _TOPICS = ("adaptive", "emergence", "estimators", "images", "kernels", "models", "probes", "scope", "theory")
 
@@ -50,6 +52,7 @@ _HOME = {
     "Scope": "scope.scope",
     "Verdict": "scope.verdict",
     "judge": "scope.verdict",
+    "width_check": "widths.check",
     # kernels of any network, and how to compare them
     "tangent_kernel": "kernels.tangent",
     "layer_kernels": "kernels.tangent",
@@ -100,7 +103,7 @@ _HOME = {
     "Shown": "claims.claim",
 }
 
-__all__ = ["InputError", "StoreError", "UnlazyError", "Unsupported", "__version__", *_HOME]
+__all__ = ["InputError", "StoreError", "UnlazyError", "Unsupported", *_HOME]
 
 
 def __getattr__(name: str) -> Any:

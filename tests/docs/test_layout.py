@@ -32,7 +32,7 @@ ORDER = [
     {"scope"},
     {"adaptive", "emergence", "images"},  # topics of the door: names of several rooms
     {"claims", "plots", "bench"},
-    {"estimators"},
+    {"estimators", "widths"},
     {"studies"},
     {"studio"},
     {"cli"},
