@@ -1,8 +1,8 @@
 """From sizes at several widths m to exponents, a reading, the layers that deviate, and multipliers for maximal updates.
 
 Theory (Yang and Hu 2021; m = width, rates constant in m unless a parametrisation says otherwise). With z = W h a layer's
-output and g = df/dz its backward signal, one step of gradient descent at rate r changes z at a fixed input by r g <h, h>, under Adam by
-about r sign(g) |h|_1. Exponents of m follow:
+output and g = df/dz its backward signal, one step of gradient descent at rate r changes z at a fixed input by r g <h, h>,
+under Adam by about r sign(g) |h|_1. Exponents of m follow:
 
                         start of z, f    g       own change of z (first, hidden), of f    total change of f
     standard, SGD       0, 0             -1/2    -1/2, +1/2; +1                            +1
