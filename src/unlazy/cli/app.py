@@ -357,6 +357,33 @@ def gram(
     gram_command(model, data, kernel, out, memory, limit, spread, dry_run=dry_run)
 
 
+@app.command()
+def width(
+    model: Annotated[
+        str, typer.Argument(help="module:function of the width, such as mine:make_model in mine.py. Its code runs.")
+    ],
+    probe: Annotated[
+        str | None,
+        typer.Option(help="module:name of a pair (x, y), or of a function that returns one (default: mine:probe)."),
+    ] = None,
+    widths: Annotated[str, typer.Option(help="Widths to compare.")] = "64,128,256,512",
+    optimiser: Annotated[
+        str, typer.Option(help="sgd, adam, adamw, or module:function of the parameters or of (model, width).")
+    ] = "sgd",
+    rate: Annotated[float, typer.Option(help="Learning rate of sgd, adam or adamw.")] = 0.1,
+    steps: Annotated[int, typer.Option(help="Updates of each network.", min=1)] = 10,
+    seeds: Annotated[int, typer.Option(help="Networks of each width.", min=1)] = 3,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the sizes against the width into this .png (and .pdf).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Check how a model scales with its width: exponents by layer, NTK-like or maximal-update-like, and better rates."""
+    from unlazy.cli.width import width_command
+
+    width_command(model, probe, widths, optimiser, rate, steps, seeds, figure, as_json=as_json)
+
+
 @bench_app.command("kernels")
 def bench_kernels(
     rows: Annotated[list[str] | None, typer.Argument(help="Rows such as a:full, or a; default: all.")] = None,

@@ -5,9 +5,7 @@ Several processes or a cluster may fill a .zarr array, and it resumes after a cr
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ import typer
 from torch import Tensor, nn
 
 from unlazy.cli.progress import report_progress
+from unlazy.cli.user_code import find_object
 from unlazy.data.images import load_images
 from unlazy.kernels.capture import sample_count
 from unlazy.kernels.gram_on_disk import gram_file, plan_file
@@ -177,15 +176,10 @@ def load_model(name: str) -> nn.Module:
 
 
 def _call_function(module: str, function: str) -> Any:
-    """Call a function of a module without arguments; modules in the current folder are found too."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    """Call a function of a module without arguments."""
+    found = find_object(module, function)
     try:
-        found: Any = getattr(importlib.import_module(module), function)
         return found if isinstance(found, nn.Module) else found()
-    except (ImportError, AttributeError) as error:
-        where = "mine:Net means Net in mine.py of this folder, or in an installed package mine"
-        raise InputError(f"{module}:{function}: {error}; {where}.") from error
     except TypeError as error:
         raise InputError(f"{module}:{function} is called without arguments, but: {error}.") from error
 
