@@ -160,7 +160,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
     Hooks that the block added and did not remove are removed.
     """
     with ExitStack() as stack:
-        stack.enter_context(_preserve_random_streams())
+        stack.enter_context(preserve_random_streams())
         stack.enter_context(_disable_fast_attention())
         stack.enter_context(_preserve_module_state(model))
         stack.enter_context(plain_gradients(model))
@@ -201,7 +201,8 @@ def normalise_by_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
 
 
 @contextmanager
-def _preserve_random_streams() -> Iterator[None]:
+def preserve_random_streams() -> Iterator[None]:
+    """Restore the random streams of torch (on every device), numpy and python after the block."""
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     device_states = [torch.cuda.get_rng_state(device) for device in devices]

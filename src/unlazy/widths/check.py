@@ -17,7 +17,7 @@ from torch import nn
 from unlazy import plots
 from unlazy.runtime import InputError, require
 from unlazy.scope.probe_set import Loss, parse_probe_set
-from unlazy.scope.user_model import OutputChoice
+from unlazy.scope.user_model import OutputChoice, preserve_random_streams
 from unlazy.widths.measure import (
     NETWORK,
     MakeModel,
@@ -195,7 +195,7 @@ class WidthCheck:
                 continue  # nothing to draw on a logarithmic axis
             label = f"{layer} {self.exponents[quantity, layer, after].value:+.2f}"
             colour = "black" if layer == NETWORK else names[place % len(names)]
-            plots.draw_band(axes, self.widths, values, label, colour, marker="o", markersize=3)
+            plots.draw_band(axes, np.array(self.widths), values, label, colour, marker="o", markersize=3)
         axes.set(xscale="log", yscale="log", xlabel="width")
         axes.set_xticks(self.widths, [str(width) for width in self.widths])
         axes.minorticks_off()
@@ -257,10 +257,12 @@ def width_check(
     require(steps >= 1 and seeds >= 1, f"steps and seeds must be at least 1, got {steps} and {seeds}.")
     task = Task(parse_probe_set(probe, loss=loss), _with_two_arguments(optimiser), steps, output, kernels)
     found: dict[int, list[Sizes]] = {width: [] for width in sizes}
-    for done, (width, seed) in enumerate((width, seed) for width in sizes for seed in range(seeds)):
-        found[width].append(measure_network(make_model, width, seed, task))
-        if progress is not None:
-            progress(done + 1, len(sizes) * seeds)
+    with preserve_random_streams():
+        for done, (width, seed) in enumerate((width, seed) for width in sizes for seed in range(seeds)):
+            found[width].append(measure_network(make_model, width, seed, task))
+            if progress is not None:
+                progress(done + 1, len(sizes) * seeds)
+        powers = gradient_powers(make_model, sizes[0], task)
     names = [set(column[0].shapes) for column in found.values()]
     differ = sorted(set.union(*names) - set.intersection(*names))
     require(
@@ -272,7 +274,7 @@ def width_check(
     require(
         grows, f"make_model({sizes[0]}) and make_model({sizes[-1]}) have parameters of equal shapes; use the width."
     )
-    return WidthCheck(sizes, seeds, steps, found, gradient_powers(make_model, sizes[0], task))
+    return WidthCheck(sizes, seeds, steps, found, powers)
 
 
 def _with_two_arguments(optimiser: Callable[..., torch.optim.Optimizer] | None) -> MakeOptimiser:

@@ -8,11 +8,13 @@ layer. A factor that is applied before something is added to it cannot be seen.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -37,6 +39,7 @@ from unlazy.scope.user_model import (
 MakeModel = Callable[[int], nn.Module]
 MakeOptimiser = Callable[[nn.Module, int], torch.optim.Optimizer]
 KERNEL_SAMPLES, KERNEL_OUTPUTS = 16, 16
+ROUNDING = 2.0  # changes below so many units of precision, relative to the output, count as none
 PROPORTIONAL = 1e-3  # relative deviation below which one output is a constant multiple of another
 ROOT, NETWORK = "(model)", "(network)"
 """Names of the layer whose parameters the model holds itself, and of what belongs to no layer: output, loss, whole kernel."""
@@ -83,12 +86,18 @@ Calls = dict[str, list[LayerCall]]
 
 
 def make_network(make_model: MakeModel, width: int, seed: int) -> nn.Module:
-    """The model of a width, its start drawn with this seed; random streams outside are not touched."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = make_model(width)
+    """The model of a width, its start drawn with this seed."""
+    _seed_streams(seed)
+    model = make_model(width)
     check_model(model)
     return unwrap_model(model)
+
+
+def _seed_streams(seed: int) -> None:
+    """Seed torch, numpy and python; whoever calls this restores the streams (``preserve_random_streams``)."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
 
 
 def measure_network(make_model: MakeModel, width: int, seed: int, task: Task) -> Sizes:
@@ -101,7 +110,8 @@ def measure_network(make_model: MakeModel, width: int, seed: int, task: Task) ->
     """
     model = make_network(make_model, width, seed)
     probe = task.probe.to(*device_and_dtype(model))
-    model = select_output(model, probe, task.output)
+    with _measuring(model):
+        model = select_output(model, probe, task.output)
     by_layer = trainable_by_module(model)
     found, modules = Sizes(), dict(model.named_modules())
     found.shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
@@ -122,17 +132,16 @@ def measure_network(make_model: MakeModel, width: int, seed: int, task: Task) ->
     kernels_start = _kernels(model, probe, task, found)
     _note_kernels(found, kernels_start, kernels_start, 0)
     optimiser = task.optimiser(model, width)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # dropout
-        for step in range(1, task.steps + 1):
-            loss = take_step(model, optimiser, probe, offset)
-            if step == 1:
-                found.values["loss", NETWORK, 0] = loss
-            if step in (1, task.steps):
-                _note_step(found, model, probe, step, start, (first, around, out), by_layer)
-                if kernels_start:
-                    now = _kernels(model, probe, task, found)
-                    _note_kernels(found, now, _start_kernels(model, probe, task, start, kernels_start), step)
+    _seed_streams(seed)  # of dropout
+    for step in range(1, task.steps + 1):
+        loss = take_step(model, optimiser, probe, offset)
+        if step == 1:
+            found.values["loss", NETWORK, 0] = loss
+        if step in (1, task.steps):
+            _note_step(found, model, probe, step, start, (first, around, out), by_layer)
+            if kernels_start:
+                now = _kernels(model, probe, task, found)
+                _note_kernels(found, now, _start_kernels(model, probe, task, start, kernels_start), step)
     return _named_as_by_user(found) if isinstance(model, SelectedOutput) else found
 
 
@@ -185,16 +194,16 @@ def gradient_powers(make_model: MakeModel, width: int, task: Task) -> dict[str, 
     for scale in (1.0, 0.25):
         model = make_network(make_model, width, 0)
         probe = task.probe.to(*device_and_dtype(model))
-        model = select_output(model, probe, task.output)
+        with _measuring(model):
+            model = select_output(model, probe, task.output)
         offset = None
         if probe.loss is None:
             with _measuring(model):
                 offset = call_model(model, probe.x)
             probe = add_target_columns(probe, offset)
         before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            take_step(model, task.optimiser(model, width), probe, offset, scale)
+        _seed_streams(0)
+        take_step(model, task.optimiser(model, width), probe, offset, scale)
         moved.append({name: _rms(p.detach() - before[name]) for name, p in model.named_parameters() if name in before})
     return {
         name: math.log(size / moved[1][name]) / math.log(4) if size > 0 and moved[1][name] > 0 else math.nan
@@ -323,7 +332,9 @@ def _own_update(
     back = [(now[name], start[name]) for name in start if name not in moved]
     with exchange_values(back):
         new = [_first_real(module(*_copy(call.arguments), **_copy(call.options))) for call in calls]
-    return _rms(*(value - call.output for value, call in zip(new, calls, strict=True) if value is not None))
+    changes = [(value - call.output, call.output) for value, call in zip(new, calls, strict=True) if value is not None]
+    size, before = _rms(*(change for change, _ in changes)), _rms(*(output for _, output in changes))
+    return size if size > ROUNDING * torch.finfo(calls[0].output.dtype).eps * before else 0.0
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------

@@ -164,10 +164,9 @@ class Reader:
 
         If a layer's start deviates, only starts are named: changes of other layers may be its consequence.
         """
-        starts = self._deviating_starts()
-        if starts:
+        word, starts = self.reading(), self._deviating_starts()
+        if starts and word != "mean-field":
             return starts
-        word = self.reading()
         if word == "NTK-like":
             return self._deviating_updates(-0.5)
         if word in ("maximal-update-like", "mean-field"):
@@ -216,12 +215,13 @@ class Reader:
         updates follow the gradient's size (power 1), smaller output weights make the updates of earlier layers smaller, and the
         rate makes up for it. A network that is maximal-update-like needs other rates only in layers that deviate.
         """
+        word = self.reading()
         wrong = [one for one in self._deviating_starts() if one.layer in self.features]
-        if wrong:
+        if wrong and word != "mean-field":
             by = [self._start_multipliers(one.layer, "gain", -_half(one.exponent.value)) for one in wrong]
             note = "Starts of layers must be mended first; then check again for the rates."
             return [one for some in by for one in some], [note]
-        done = self.reading() in ("maximal-update-like", "mean-field")
+        done = word in ("maximal-update-like", "mean-field")
         chosen = {one.layer for one in self.deviations()} if done else set(self.narrow.layers)
         known = [power for power in powers.values() if not math.isnan(power)]
         usual = float(np.median(known)) if known else 1.0
