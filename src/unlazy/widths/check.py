@@ -263,8 +263,8 @@ def width_check(
             if progress is not None:
                 progress(done + 1, len(sizes) * seeds)
         powers = gradient_powers(make_model, sizes[0], task)
-    names = [set(column[0].shapes) for column in found.values()]
-    differ = sorted(set.union(*names) - set.intersection(*names))
+    names: list[set[str]] = [set(column[0].shapes) for column in found.values()]
+    differ = sorted(name for name in set[str]().union(*names) if not all(name in known for known in names))
     require(
         not differ,
         f"layers are matched by name, but not every width has {', '.join(differ[:3])}; widen, do not deepen.",

@@ -153,9 +153,9 @@ def _named_as_by_user(found: Sizes) -> Sizes:
 
     found.values = {(what, plain(name), step): value for (what, name, step), value in found.values.items()}
     found.layers = [plain(name) for name in found.layers]
-    found.entering, found.leaving, found.shapes = (
-        {plain(name): value for name, value in known.items()} for known in (found.entering, found.leaving, found.shapes)
-    )
+    found.entering = {plain(name): value for name, value in found.entering.items()}
+    found.leaving = {plain(name): value for name, value in found.leaving.items()}
+    found.shapes = {plain(name): value for name, value in found.shapes.items()}
     found.layer_of = {plain(name): plain(layer) for name, layer in found.layer_of.items()}
     return found
 
@@ -176,9 +176,10 @@ def take_step(
         if probe.loss is not None:
             loss = probe.loss(_raw(model, probe.x), probe.y).mean()
         else:
-            loss = probe_losses(probe, call_model(model, probe.x) - offset)[0]
+            out = call_model(model, probe.x)
+            loss = probe_losses(probe, out if offset is None else out - offset)[0]
         losses.append(float(loss.detach()))
-        (scale * loss).backward()  # type: ignore[no-untyped-call]
+        (scale * loss).backward()
         return loss
 
     optimiser.step(closure)  # type: ignore[arg-type]
@@ -233,7 +234,8 @@ def record_layers(model: nn.Module, x: Any, watched: list[nn.Module], names: lis
         def hook(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
             tensor = _first_real(output)
             if tensor is not None:
-                calls.setdefault(name, []).append(LayerCall(*_copy((arguments, options)), _copy(tensor)))
+                call = LayerCall(_copy(arguments), _copy(options), _copy(tensor))
+                calls.setdefault(name, []).append(call)
 
         return hook
 

@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unlazy.models.build import build
 from unlazy.models.gates import HardGate
 from unlazy.models.image_layers import ScaledLayer, with_multipliers, without_multipliers
+from unlazy.models.net import GatedModule
 from unlazy.models.parametrisation import Scaling, rate_multiplier
 from unlazy.models.spec import ImageSpec, Init, relu_spec
 from unlazy.runtime import stream
@@ -156,7 +158,7 @@ def make_optimiser(model: nn.Module, width: int, parametrisation: str, optimiser
     """The optimiser with the rates that the parametrisation has at this width."""
     rate = RATES[parametrisation, optimiser]
     kind: Any = torch.optim.SGD if optimiser == "sgd" else torch.optim.Adam
-    if not isinstance(model, Transformer):
+    if isinstance(model, GatedModule):
         return kind(model.parameter_groups(rate, optimiser))
     groups = []
     for name, parameter in model.named_parameters():
@@ -197,7 +199,7 @@ def measure_check(case: Case) -> Rows:
     rows, seeds = Rows(), range(found.seeds)
     for (measure, layer, after), exponent in found.exponents.items():
         if layer in (*found.layers, NETWORK):
-            rows.add("exponent", exponent.by_seed, seed=seeds, measure=measure, layer=layer, after=after)
+            rows.add("exponent", np.array(exponent.by_seed), seed=seeds, measure=measure, layer=layer, after=after)
     rows.add("reading_is_known", float(found.reading == READINGS[case.parametrisation]), seed=0)
     rows.add("deviations", float(len(found.deviations)), seed=0)
     return rows
