@@ -107,7 +107,7 @@ class Verdict:
         return dict(plain)
 
     def words(self) -> dict[str, str]:
-        """The sentences by topic: meaning of the label, gap, when, groups, layers, samples, what to do; "" where there is none."""
+        """The sentences by topic: meaning, gap, when, groups, layers, samples, what to do; "" where there is none."""
         return {
             "meaning": MEANINGS[self.label],
             "gap": self.gap_text(),
