@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from unlazy.runtime import InputError, Unsupported
 from unlazy.scope.history import History
 from unlazy.scope.scope import Scope
+from unlazy.scope.summary import TwinSummary
 from unlazy.scope.verdict import judge
 from unlazy.store import Run
+from unlazy.training.twin import linearised_twin
 
 STEPS, RATE = 25, 0.3
 
@@ -124,6 +126,108 @@ def test_a_simulated_twin_is_near_the_trained_one(momentum: float) -> None:
     assert (simulated.twin.simulated, trained.twin.simulated) == (True, False)
     assert simulated.twin.twin_loss == pytest.approx(trained.twin.twin_loss, rel=1e-4)
     assert "would be at about" in simulated.gap_text()
+
+
+def test_a_finished_run_gets_its_twin_and_a_new_verdict(tmp_path: Path) -> None:
+    net, x, y, held, order = setting()
+    with Scope(net, (x, y), tmp_path / "run", strict=True) as scope:
+        train(net, scope)
+    estimated = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    options = {"held": held, "batches": [(x[rows], y[rows]) for rows in order], "say": lambda text: None}
+    twin = scope.twin(lambda parameters: torch.optim.SGD(parameters, RATE), F.cross_entropy, **options)
+    written = json.loads((tmp_path / "run" / "verdict.json").read_text())
+    assert estimated["twin"] is None
+    assert scope.verdict().gap == written["gap"] == judge(Run(tmp_path / "run")).gap == twin.curve[-1].gap
+    assert Run(tmp_path / "run").status()["state"] == "finished"
+    with torch.no_grad():
+        net[0].weight.add_(1.0)
+    with pytest.raises(InputError, match="was trained on after the scope had finished"):
+        scope.twin(lambda parameters: torch.optim.SGD(parameters, RATE), F.cross_entropy, **options)
+
+
+def test_layers_that_are_set_free_later_train_from_then_on_in_the_twin() -> None:
+    """Beside and afterwards alike, and as a linear model whose first layer has a learning rate of zero at first."""
+    _, x, y, held, order = setting()
+    batches, free = [(x[rows], y[rows]) for rows in order], 10
+
+    def trained(beside: bool) -> TwinSummary | None:
+        net = setting()[0]
+        net[0].requires_grad_(False)
+        optimiser = torch.optim.SGD(net.parameters(), RATE)
+        scope = Scope(net, (x, y), budget=math.inf, strict=True)
+        twin = scope.twin(optimiser, F.cross_entropy, held=held) if beside else None
+        for step, (some, targets) in enumerate(batches, 1):
+            net[0].requires_grad_(step > free)
+            optimiser.zero_grad()
+            F.cross_entropy(net(some), targets).backward()
+            optimiser.step()
+            if twin is not None:
+                twin.step(some, targets)
+            scope.step(step)
+        if twin is None:
+            make = lambda parameters: torch.optim.SGD(parameters, RATE)  # noqa: E731
+            scope.twin(make, F.cross_entropy, held=held, batches=batches, say=lambda text: None)
+        return scope.verdict().twin
+
+    net = setting()[0]
+    groups = [{"params": list(net[0].parameters()), "lr": 0.0}, {"params": list(net[2].parameters()), "lr": RATE}]
+    optimiser = torch.optim.SGD(groups)
+    twin = linearised_twin(net, optimiser, F.cross_entropy, held=held)
+    for step, (some, targets) in enumerate(batches, 1):
+        optimiser.param_groups[0]["lr"] = RATE if step > free else 0.0
+        twin.step(some, targets)
+    with torch.no_grad():
+        expected = float(F.cross_entropy(twin(held[0]), held[1]))
+    for beside in (True, False):
+        found = trained(beside)
+        assert found is not None
+        assert found.twin_loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_language_model_has_a_twin(beside: bool) -> None:
+    """All positions count, with the loss that training uses."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(7, 12), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 7))
+    start = copy.deepcopy(net)
+    x = torch.randint(7, (48, 5))
+    y = (x + 1) % 7
+
+    def loss(out: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(out.flatten(0, 1), targets.flatten())
+
+    optimiser = torch.optim.SGD(net.parameters(), RATE)
+    scope = Scope(net, (x, y), budget=math.inf, strict=True)
+    twin = scope.twin(optimiser, loss) if beside else None
+    for step in range(1, STEPS + 1):
+        optimiser.zero_grad()
+        loss(net(x), y).backward()
+        optimiser.step()
+        if twin is not None:
+            twin.step(x, y)
+        scope.step(step)
+    if twin is None:
+        make = lambda parameters: torch.optim.SGD(parameters, RATE)  # noqa: E731
+        scope.twin(make, loss, batches=[(x, y)] * STEPS, say=lambda text: None)
+    plain = linearised_twin(start, torch.optim.SGD(start.parameters(), RATE), loss, held=(x, y))
+    plain.train([(x, y)] * STEPS)
+    assert scope.verdict().gap == pytest.approx(plain.compare(net).gap, rel=1e-4)
+
+
+def test_the_twin_of_batch_norm_does_not_depend_on_the_mode_afterwards() -> None:
+    _, x, y, held, order = setting()
+    batches, gaps = [(x[rows], y[rows]) for rows in order], []
+    for evaluate in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 2))
+        scope = Scope(net, (x, y), strict=True)
+        train(net, scope)
+        net.train(not evaluate)
+        make = lambda parameters: torch.optim.SGD(parameters, RATE)  # noqa: E731
+        scope.twin(make, F.cross_entropy, held=held, batches=batches, say=lambda text: None)
+        gaps.append(scope.verdict().gap)
+        assert any("batch-norm normalises by the batch" in note for note in scope.verdict().notes)
+    assert gaps[0] == gaps[1]
 
 
 def test_what_has_no_twin_is_refused_with_a_way_out() -> None:

@@ -86,6 +86,12 @@ def _mlp() -> tuple[nn.Module, Any]:
     return nn.Sequential(*layers, nn.Linear(10, CLASSES)), torch.randn(N, 5)
 
 
+def _shared() -> tuple[nn.Module, Any]:
+    """One block under two names."""
+    block = nn.Linear(5, 5)
+    return nn.Sequential(block, nn.ReLU(), block, nn.ReLU(), nn.Linear(5, CLASSES)), torch.randn(N, 5)
+
+
 MAKE: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "mlp": _mlp,
     "resnet": lambda: (Residual(), torch.randn(N, 2, 5, 5)),
@@ -94,6 +100,7 @@ MAKE: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "lstm": lambda: (Recurrent(), torch.randn(N, 4, 4)),
     "arguments": lambda: (TwoInputs(), (torch.randn(N, 3), torch.randn(N, 4))),
     "names": lambda: (TwoInputs(), {"b": torch.randn(N, 4), "a": torch.randn(N, 3)}),
+    "shared": _shared,
     "gelu": lambda: (nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, CLASSES)), torch.randn(N, 5)),
 }
 NAMES = list(MAKE)
@@ -106,6 +113,7 @@ OFFERS = {
     "lstm": (False, False, True),
     "arguments": (False, False, True),
     "names": (False, False, True),
+    "shared": (True, False, True),
     "gelu": (False, False, True),
 }
 

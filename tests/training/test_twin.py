@@ -49,6 +49,7 @@ def obvious_twin(
     y: Tensor,
     order: list[Tensor],
     rate_of: Callable[[int], float] = lambda step: 1.0,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.mse_loss,
 ) -> Tensor:
     """Outputs at x of the linear model f_0 + J (theta - theta_0), its theta trained by the optimiser itself."""
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -66,7 +67,7 @@ def obvious_twin(
     for step, rows in enumerate(order):
         optimiser.param_groups[0]["lr"] = largest * rate_of(step)
         optimiser.zero_grad()
-        F.mse_loss(outputs()[rows], y[rows]).backward()
+        loss(outputs()[rows], y[rows]).backward()
         optimiser.step()
     return outputs().detach()
 
@@ -203,6 +204,30 @@ def test_in_real_time_the_simulated_twin_follows_small_steps() -> None:
     assert float((simulated(0.001, 0.9).outputs[-1] - expected).norm() / went) < 0.02
     assert found.defensible
     assert not simulated(100.0).defensible
+
+
+def test_a_simulated_flow_follows_a_start_that_is_sure_and_wrong() -> None:
+    """There the loss has no curvature at first, and much later; steps that suit the start would jump over everything."""
+    (x, _), model = data(), network()
+    with torch.no_grad():
+        model[2].weight.mul_(30)
+    y = model(x).argmin(1)
+    rates = [0.002] * 300
+    everything = [torch.arange(len(x))] * len(rates)
+    expected = obvious_twin(model, lambda p: torch.optim.SGD(p, rates[0]), x, y, everything, loss=F.cross_entropy)
+    found = simulate_twin(model, (x, y), F.cross_entropy, held=x, rates=rates)
+    with torch.no_grad():
+        went = (expected - model(x)).norm()
+    assert float((found.outputs[-1] - expected).norm() / went) < 0.02
+
+
+def test_a_simulated_twin_of_a_loss_without_curvature() -> None:
+    (x, y), model = data(), network()
+    order = [torch.arange(len(x))] * 20
+    found = simulate_twin(model, (x, y), F.l1_loss, held=x, rates=[0.01] * 20, batches=order)
+    expected = obvious_twin(model, lambda p: torch.optim.SGD(p, 0.01), x, y, order, loss=F.l1_loss)
+    torch.testing.assert_close(found.outputs[-1], expected, rtol=1e-8, atol=1e-10)
+    assert simulate_twin(model, (x, y), F.l1_loss, held=x, rates=[0.01] * 20).outputs.isfinite().all()
 
 
 def test_largest_curvature_is_the_top_eigenvalue() -> None:

@@ -338,7 +338,8 @@ class Session:
                 taken.append(name)
                 left -= cost
             else:
-                self.measurements.add_note(f"the end has no {name}: it takes {cost:.2g} s, more than the time allowed")
+                takes = f"it takes {cost:.2g} s, more than the time allowed" if cost >= 0.01 else "no time was left"
+                self.measurements.add_note(f"the end has no {name}: {takes}")
         return taken
 
     def _known_measures(self) -> list[str]:
