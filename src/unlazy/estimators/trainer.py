@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unlazy.estimators.path_sum import Array, PathSum
+from unlazy.estimators.stack_gradient import StackGradient
 from unlazy.models.build import build_stack
 from unlazy.models.dense_layers import effective_weights
 from unlazy.models.gates import HardGate, SoftGate
@@ -22,6 +23,7 @@ from unlazy.runtime import require, stream
 
 LEAST_STEPS = 300  # small samples are passed more often, so that training takes at least this many steps
 LEAST_EPOCHS = 60
+FIRST_DECAY, SECOND_DECAY, SMALL = 0.9, 0.999, 1e-8  # of AdamW
 
 
 @dataclass(frozen=True)
@@ -81,93 +83,123 @@ class TrainingSettings:
 
 
 class Trainer:
-    """A stack of networks in training, on scaled inputs and targets.
+    """A stack of networks in training, on scaled inputs and targets, by AdamW.
 
     In float64 where one batch holds all ``rows``, so that a row of weight 2 and the same row twice train alike; in float32
-    otherwise, which takes two thirds of the time. The fitted sum over paths is float64 in any case.
+    otherwise, which is faster. The fitted sum over paths is float64 in any case.
 
     Every random number belongs to ``seed`` and the epoch, so that equal data and settings give equal bits on one device.
     """
 
     def __init__(self, settings: TrainingSettings, inputs: int, outputs: int, loss: str, seed: int, rows: int) -> None:
-        self.settings, self.loss, self.seed, self.outputs = settings, loss, seed, outputs
-        seeds = [seed * 1000 + member for member in range(settings.members)]
+        self.settings, self.loss, self.seed, self.inputs, self.outputs = settings, loss, seed, inputs, outputs
         self.dtype = torch.float64 if rows <= settings.batch_size else torch.float32
-        self.net: GatedNet = build_stack(settings.spec(inputs, outputs), seeds, dtype=self.dtype).to(settings.device)
-        self.optimiser = torch.optim.AdamW(
-            self.net.parameters(),
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            fused=settings.device == "cpu",
-        )
-        self.epochs_done = 0
+        self._build()
+        self.moments = torch.zeros_like(self.stack.numbers), torch.zeros_like(self.stack.numbers)
+        self.steps_done = self.epochs_done = 0
         self.curve: list[float] = []
         self.validation_scores: list[float] = []
 
+    def _build(self) -> None:
+        seeds = [self.seed * 1000 + member for member in range(self.settings.members)]
+        spec = self.settings.spec(self.inputs, self.outputs)
+        self.net: GatedNet = build_stack(spec, seeds, dtype=self.dtype).to(self.settings.device)
+        self.stack = StackGradient(self.net)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the network, whose parameters are views of one vector: pickle would make copies of them."""
+        own = {name: value for name, value in self.__dict__.items() if name not in ("net", "stack")}
+        return {**own, "numbers": self.stack.numbers.clone()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        numbers = state.pop("numbers")
+        self.__dict__.update(state)
+        self._build()
+        self.stack.numbers.copy_(numbers)
+
+    @torch.no_grad()
     def train(self, x: Array, y: Array, weights: Array | None, *, epochs: int, decay: bool = True) -> None:
         """Pass over the sample ``epochs`` times; ``decay``: the learning rate falls to 0 along a half cosine.
 
         With early stopping a part of the sample is held out, and the numbers of the best epoch on it are kept.
         """
-        each = (x, y, np.ones(len(x)) if weights is None else weights)
+        shares = np.ones(len(x)) if weights is None else weights
+        each = (
+            np.concatenate([x, np.ones((len(x), 1))], axis=1).T,
+            y.T,
+            shares[None],
+        )  # a column for every row of the table
         data = [torch.from_numpy(np.ascontiguousarray(one)).to(self.settings.device, self.dtype) for one in each]
         held: list[Tensor] = []
         if self.settings.early_stopping:
-            order = torch.randperm(len(x), generator=stream(self.seed, "held out"))
+            order = torch.randperm(len(x), generator=stream(self.seed, "held out")).to(self.settings.device)
             count = max(1, round(self.settings.validation_fraction * len(x)))
             require(count < len(x), "early stopping needs at least two samples.")
-            held = [one[order[:count]] for one in data]
-            data = [one[order[count:]] for one in data]
-        best, best_state, since = math.inf, None, 0
+            held = [one[:, order[:count]] for one in data]
+            data = [one[:, order[count:]] for one in data]
+        data[2] = data[2] / data[2].mean()
+        best, best_numbers, since = math.inf, None, 0
         for epoch in range(epochs):
             self._one_epoch(data, (epoch, epochs) if decay else (0, epochs))
             if not held:
                 continue
-            with torch.no_grad():
-                self.validation_scores.append(float(self._loss(self.net(held[0]).mean(0, keepdim=True), *held[1:])))
+            out = self.stack.forward(held[0]).mean(0, keepdim=True)
+            self.validation_scores.append(self._loss(out, *held[1:]))
             if self.validation_scores[-1] < best:
-                best, since = self.validation_scores[-1], 0
-                best_state = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+                best, since, best_numbers = self.validation_scores[-1], 0, self.stack.numbers.clone()
             else:
                 since += 1
                 if since >= self.settings.patience:
                     break
-        if best_state is not None:
-            self.net.load_state_dict(best_state)
+        if best_numbers is not None:
+            self.stack.numbers.copy_(best_numbers)
 
     def _one_epoch(self, data: list[Tensor], progress: tuple[int, int]) -> None:
-        """One pass in random batches (all samples at once where they fit one batch)."""
-        x, size = data[0], int(self.settings.batch_size)
-        whole = len(x) <= size
-        order = (
-            torch.arange(len(x))
-            if whole
-            else torch.randperm(len(x), generator=stream(self.seed, "order", self.epochs_done))
-        )
-        batches, total = order.split(size), 0.0
-        mean_weight = data[2].mean()
-        for number, batch in enumerate(batches):
-            done = (progress[0] + number / len(batches)) / progress[1]
-            for group in self.optimiser.param_groups:
-                group["lr"] = self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
-            some_x, some_y, some_weights = data if whole else (one[batch] for one in data)
-            losses = self._loss(self.net(some_x), some_y, some_weights / mean_weight)
-            self.optimiser.zero_grad()
-            losses.backward()
-            self.optimiser.step()
-            total += float(losses.detach()) * len(batch)
+        """One pass in random batches of nearly equal size (all samples at once where they fit one batch)."""
+        rows = data[0].shape[1]
+        count = math.ceil(rows / int(self.settings.batch_size))
+        if count > 1:
+            order = torch.randperm(rows, generator=stream(self.seed, "order", self.epochs_done)).to(
+                self.settings.device
+            )
+            data = [one[:, order] for one in data]
+        outputs = []
+        for number, (x, y, weights) in enumerate(zip(*(one.tensor_split(count, 1) for one in data), strict=True)):
+            done = (progress[0] + number / count) / progress[1]
+            out = self.stack.forward(x)
+            outputs.append(out.clone())
+            self.stack.backward(x, self._slopes(out, y, weights))
+            self._update(self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * done)))
         self.epochs_done += 1
-        self.curve.append(total / len(x) / self.settings.members)
+        self.curve.append(self._loss(torch.cat(outputs, 2), *data[1:]))
 
-    def _loss(self, out: Float[Tensor, "members n o"], y: Tensor, weights: Tensor) -> Tensor:
-        """Weighted mean over samples, summed over members: each learns by itself."""
+    def _update(self, rate: float) -> None:
+        """One step of AdamW on all parameters at once."""
+        numbers, gradient, (mean, square) = self.stack.numbers, self.stack.gradient, self.moments
+        self.steps_done += 1
+        mean.lerp_(gradient, 1 - FIRST_DECAY)
+        square.mul_(SECOND_DECAY).addcmul_(gradient, gradient, value=1 - SECOND_DECAY)
+        spread = square.sqrt().mul_(1 / math.sqrt(1 - SECOND_DECAY**self.steps_done)).add_(SMALL)
+        numbers.mul_(1 - rate * self.settings.weight_decay)
+        numbers.addcdiv_(mean, spread, value=-rate / (1 - FIRST_DECAY**self.steps_done))
+
+    def _loss(self, out: Float[Tensor, "members o n"], y: Tensor, weights: Tensor) -> float:
+        """Weighted mean over samples, and over members: each learns by itself."""
         if self.loss == "squared":
-            each = (out - y).square().mean(-1)
+            each = (out - y).square().mean(1)
         elif self.outputs == 1:
-            each = F.binary_cross_entropy_with_logits(out, y.expand_as(out), reduction="none")[..., 0]
+            each = F.binary_cross_entropy_with_logits(out, y.expand_as(out), reduction="none")[:, 0]
         else:
-            each = -(y * out.log_softmax(-1)).sum(-1)
-        return (each * weights).sum() / len(weights)
+            each = -(y * out.log_softmax(1)).sum(1)
+        return float((each * weights).mean())
+
+    def _slopes(self, out: Float[Tensor, "members o n"], y: Tensor, weights: Tensor) -> Tensor:
+        """The derivatives of the loss of every member by its outputs; ``out`` is overwritten."""
+        rows = out.shape[-1]
+        if self.loss == "squared":
+            return out.sub_(y).mul_(weights * (2 / (rows * self.outputs)))
+        shares = out.sigmoid_() if self.outputs == 1 else out.softmax(1)
+        return shares.sub_(y).mul_(weights / rows)
 
     def path_sum(self, x_mean: Array, x_scale: Array, y_mean: Array, y_scale: Array) -> PathSum:
         """The trained stack as one sum over paths, in the units of the raw columns and targets."""
