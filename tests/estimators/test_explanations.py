@@ -189,7 +189,7 @@ def test_distilled_rules_keep_the_accuracy(experts: str) -> None:
     assert rules.reached
     assert rules.score(x, y) >= 0.97 * estimator.score(x, y)
     assert rules.kept == rules.score(x, y) / estimator.score(x, y)
-    assert rules.literals == 3 * len(rules) == 3 * len(rules.paths)
+    assert rules.literals == estimator.depth * len(rules) == estimator.depth * len(rules.paths)
     assert 0 < len(rules) < 100
     assert 0 < rules.half_spaces <= rules.literals
     assert len(str(rules).splitlines()) == len(rules) + 2
@@ -209,3 +209,35 @@ def test_distilled_scores_are_sums_over_the_rules() -> None:
             inside &= x @ model.normals[member, layer, unit] + model.offsets[member, layer, unit] >= 0
         expected += inside[:, None] * weight
     assert np.abs(rules.scores(x) - expected).max() < 1e-10
+
+
+@pytest.mark.parametrize("columns", [3, 80])
+@pytest.mark.parametrize("experts", ["constant", "linear"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_fast_predictions_are_sums_over_gates(columns: int, experts: str, depth: int, outputs: int) -> None:
+    """The layout of predictions against the plain formula; rows far from 0, columns of very different size."""
+    generator = np.random.default_rng(0)
+    x = (generator.normal(size=(900, columns)) + 50) * 10.0 ** generator.integers(-3, 4, size=columns)
+    y = generator.normal(size=(900, outputs))
+    settings = {**SMALL, "epochs": 2, "depth": depth, "experts": experts}
+    model = ul.HalfSpaceRegressor(**settings).fit(x, y).path_sum_
+    normals, offsets = model.normals.transpose(1, 0, 2, 3), model.offsets.transpose(1, 0, 2)
+    gates = (np.einsum("nd,lsud->lsnu", x, normals) + offsets[:, :, None] >= 0).astype(float)
+    assert np.array_equal(model.gates(x), gates)
+    assert np.abs(model(x) - model._score(gates, x)).max() < 1e-12
+
+
+def test_wide_rows_next_to_a_border_are_decided_in_float64() -> None:
+    """Rows put on both sides of a half-space's border, at distances that float32 cannot tell apart."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(300, 70)) + 5
+    model = ul.HalfSpaceRegressor(**{**SMALL, "epochs": 2}).fit(x, x[:, 0] > 5).path_sum_
+    own = model._turned
+    normal, offset = own.normals[7, :-1], own.normals[7, -1]
+    on_border = x - np.outer((x @ normal + offset) / (normal @ normal), normal)
+    for step in (1e-9, -1e-9):
+        near = on_border + step * normal / np.linalg.norm(normal)
+        columns = np.concatenate([near, np.ones((300, 1))], axis=1).T
+        assert (own.contains(columns)[7] == (step > 0)).all()
+        assert np.array_equal(own.contains(columns), own.normals @ columns >= 0)

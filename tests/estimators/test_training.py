@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import unlazy as ul
-from unlazy.estimators.trainer import Trainer, named_settings
+from unlazy.estimators.trainer import FIRST_DECAY, SECOND_DECAY, Trainer, named_settings
 
 ROWS, COLUMNS = 30, 4
+BETAS = (FIRST_DECAY, SECOND_DECAY)
 
 
 def trainer(loss: str, outputs: int, **settings: Any) -> Trainer:
@@ -54,9 +55,8 @@ def test_steps_are_those_of_autograd_and_adamw(loss: str, outputs: int, experts:
     x, y, weights = sample(loss, outputs)
     fast.train(x, y, weights, epochs=3, decay=False)
     net = slow.net
-    optimiser = torch.optim.AdamW(
-        net.parameters(), lr=slow.settings.learning_rate, weight_decay=slow.settings.weight_decay
-    )
+    rates = {"lr": slow.settings.learning_rate, "weight_decay": slow.settings.weight_decay}
+    optimiser = torch.optim.AdamW(net.parameters(), betas=BETAS, **rates)
     curve = []
     for _ in range(3):
         optimiser.zero_grad()
@@ -77,7 +77,7 @@ def test_batches_of_unequal_size_and_the_decay_of_the_rate() -> None:
         object.__setattr__(one.settings, "batch_size", 8)  # in float64 all the same
     fast.train(x, y, weights, epochs=2)
     net, rate = slow.net, slow.settings.learning_rate
-    optimiser = torch.optim.AdamW(net.parameters(), weight_decay=slow.settings.weight_decay)
+    optimiser = torch.optim.AdamW(net.parameters(), betas=BETAS, weight_decay=slow.settings.weight_decay)
     step = 0
     for epoch in range(2):
         order = torch.randperm(ROWS, generator=ul.runtime.stream(7, "order", epoch))

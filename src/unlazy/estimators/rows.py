@@ -15,9 +15,9 @@ class NamedColumns:
         """Rows (and targets) as finite arrays; an error names the columns that hold NaN or infinity."""
         found = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_all_finite=False, **checks)
         x = found[0] if isinstance(found, tuple) else found
-        broken = ~np.isfinite(x)
-        if broken.any():
-            columns = np.flatnonzero(broken.any(0))
+        finite = np.isfinite(x)
+        if not finite.all():
+            columns = np.flatnonzero(~finite.all(0))
             names = ", ".join(str(self._column_name(column)) for column in columns[:5])
             kind = "NaN" if np.isnan(x).any() else "infinity"
             raise ValueError(

@@ -1,7 +1,7 @@
-"""The loss gradient of a stack of half-space networks, written out: a step costs a quarter of what autograd takes.
+"""The loss gradient of a stack of half-space networks, written out: a step takes a third of autograd's time.
 
-The gating branch is linear in the row, so its layers are first multiplied out on their own (a few small products), and one product
-with the rows gives all pre-activations of all layers and members. Everything is laid out ``[members, units, rows]``.
+The gating branch is linear in the row, so its layers are first multiplied out on their own (a few small products). One product
+with the rows then gives all pre-activations of all layers and members. Everything is laid out ``[members, units, rows]``.
 """
 
 from __future__ import annotations

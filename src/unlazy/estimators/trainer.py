@@ -21,9 +21,10 @@ from unlazy.models.net import GatedNet
 from unlazy.models.spec import Init, NetSpec
 from unlazy.runtime import require, stream
 
-LEAST_STEPS = 300  # small samples are passed more often, so that training takes at least this many steps
-LEAST_EPOCHS = 60
-FIRST_DECAY, SECOND_DECAY, SMALL = 0.9, 0.999, 1e-8  # of AdamW
+LEAST_STEPS = 200  # small samples are passed more often, so that training takes at least this many steps
+LEAST_EPOCHS = 50
+FIRST_DECAY, SECOND_DECAY, SMALL = 0.9, 0.99, 1e-8  # of AdamW
+OFFSET_SPREAD = 0.5  # deviation of the gates' biases at the start, so that not all half-spaces begin at the mean row
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,12 @@ class Trainer:
         seeds = [self.seed * 1000 + member for member in range(self.settings.members)]
         spec = self.settings.spec(self.inputs, self.outputs)
         self.net: GatedNet = build_stack(spec, seeds, dtype=self.dtype).to(self.settings.device)
+        with torch.no_grad():
+            for number, layer in enumerate(self.net.gate_layers):
+                drawn = torch.randn(
+                    layer.bias.shape, generator=stream(self.seed, "offsets", number), dtype=torch.float64
+                )
+                layer.bias.copy_(OFFSET_SPREAD * drawn)
         self.stack = StackGradient(self.net)
 
     def __getstate__(self) -> dict[str, Any]:
