@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from sklearn.datasets import load_digits, make_moons
+from sklearn.inspection import DecisionBoundaryDisplay
 
 import unlazy as ul
-from unlazy.estimators import draw_cells, draw_normals, draw_rules
+from unlazy.estimators import CellsDisplay, draw_cells, draw_normals, draw_rules
 
 
 def test_cells_show_the_score_on_the_axes_given() -> None:
@@ -40,3 +41,21 @@ def test_a_card_has_a_bar_for_every_term() -> None:
     explanation = ul.HalfSpaceClassifier(members=1, width=4, epochs=5, random_state=0).fit(x, y).paths(x[0], top=3)
     axes = draw_rules(explanation)
     assert sum(bar.get_width() for bar in axes.patches) == pytest.approx(explanation.score)
+
+
+def test_cells_have_the_manners_of_scikit_learns_display() -> None:
+    """The same grid and the same numbers on it as ``DecisionBoundaryDisplay``; drawn again on other axes."""
+    x, y = make_moons(60, noise=0.1, random_state=0)
+    fitted = ul.HalfSpaceClassifier(members=1, width=4, epochs=5, random_state=0).fit(x, y)
+    theirs = DecisionBoundaryDisplay.from_estimator(
+        fitted, x, grid_resolution=15, eps=0.5, response_method="decision_function", ax=Figure().subplots()
+    )
+    ours = CellsDisplay.from_estimator(fitted, x, grid_resolution=15, eps=0.5, ax=Figure().subplots(), cmap="gray")
+    for name in ("xx0", "xx1", "response"):
+        assert np.allclose(getattr(ours, name), getattr(theirs, name))
+    inside = fitted.path_sum_.gates(np.stack([ours.xx0, ours.xx1], -1).reshape(-1, 2)).transpose(0, 1, 3, 2)
+    assert np.array_equal((ours.borders >= 0).reshape(8, -1), inside.reshape(8, -1) > 0)
+    assert ours.surface_.get_cmap().name == "gray"
+    axes = Figure().subplots()
+    assert ours.plot(ax=axes).ax_ is axes
+    assert ours.figure_ is axes.figure

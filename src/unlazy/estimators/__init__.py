@@ -5,7 +5,7 @@
 """
 
 from unlazy.estimators.distillation import DistilledRules
-from unlazy.estimators.drawing import draw_cells, draw_normals, draw_rules
+from unlazy.estimators.drawing import CellsDisplay, draw_cells, draw_normals, draw_rules
 from unlazy.estimators.explanations import EstimatorHalfSpaces, Explanation, Regions
 from unlazy.estimators.flips import Flip
 from unlazy.estimators.half_space import load_estimator
@@ -19,6 +19,7 @@ from unlazy.estimators.path_sum import ActivePath, PathSum
 __all__ = [
     "ActivePath",
     "AdaptiveTangentRegressor",
+    "CellsDisplay",
     "DistilledRules",
     "EstimatorHalfSpaces",
     "Explanation",

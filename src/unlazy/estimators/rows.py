@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 
 
@@ -13,6 +14,12 @@ class NamedColumns:
 
     def _check_rows(self, X: Any, y: Any = "no_validation", *, reset: bool = False, **checks: Any) -> Any:
         """Rows (and targets) as finite arrays; an error names the columns that hold NaN or infinity."""
+        if issparse(X):
+            raise TypeError(
+                f"Sparse data was passed for X: a {type(X).__name__} of shape {X.shape}. Dense rows are expected, because every "
+                "half-space weighs all columns; pass X.toarray(), or reduce the columns first, for example with "
+                "sklearn.decomposition.TruncatedSVD in a pipeline."
+            )
         found = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_all_finite=False, **checks)
         x = found[0] if isinstance(found, tuple) else found
         finite = np.isfinite(x)

@@ -15,7 +15,7 @@ from torch import Tensor
 from unlazy.estimators.path_sum import Array, PathSum
 from unlazy.estimators.stack_gradient import StackGradient
 from unlazy.models.build import build_stack
-from unlazy.models.dense_layers import effective_weights
+from unlazy.models.dense_layers import Affine, effective_weights
 from unlazy.models.gates import HardGate, SoftGate
 from unlazy.models.net import GatedNet
 from unlazy.models.spec import Init, NetSpec
@@ -107,6 +107,8 @@ class Trainer:
         self.net: GatedNet = build_stack(spec, seeds, dtype=self.dtype).to(self.settings.device)
         with torch.no_grad():
             for number, layer in enumerate(self.net.gate_layers):
+                assert isinstance(layer, Affine)
+                assert layer.bias is not None
                 drawn = torch.randn(
                     layer.bias.shape, generator=stream(self.seed, "offsets", number), dtype=torch.float64
                 )

@@ -20,6 +20,7 @@ from unlazy.runtime import InputError, UnlazyError, __version__, require
 from unlazy.studio.answers import Answer, BadRequest, NotFound
 from unlazy.studio.api import StudioApi
 from unlazy.studio.bundle import CHART_STYLE, MEDIA_TYPES, page_files, script_hashes
+from unlazy.studio.estimator_pages import estimator_page, list_page
 from unlazy.studio.events import Watcher
 from unlazy.studio.guard import EVERYWHERE, App, Guard, check_binding
 from unlazy.studio.playground import Playground
@@ -94,6 +95,8 @@ def make_app(studio: Studio, *, host: str = "127.0.0.1", token: str | None = Non
         Route("/api/play/ready", partial(_prepare_play, studio.playground), methods=["POST"]),
         Route("/api/play/stop", partial(_stop_play, studio.playground), methods=["POST"]),
         Route("/api/{rest:path}", partial(_serve_answer, studio.api)),
+        Route("/estimators", partial(_serve_estimators, studio.api.run_index.root)),
+        Route("/estimators/{name:path}", partial(_serve_estimators, studio.api.run_index.root)),
         Route("/{name:path}", partial(_serve_file, static | {"index.html": page.encode()})),
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
@@ -141,6 +144,24 @@ async def _serve_file(static: dict[str, bytes], request: Any) -> Any:
     if name not in static:
         return _error_response(404, f"there is nothing at /{name[:100]}.")
     return Response(static[name], media_type=MEDIA_TYPES[Path(name).suffix], headers={"Cache-Control": "no-cache"})
+
+
+async def _serve_estimators(root: Path, request: Any) -> Any:
+    """The page of one saved estimator, or the list of them."""
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import HTMLResponse
+
+    name = request.path_params.get("name", "")
+    try:
+        if name:
+            page = await run_in_threadpool(estimator_page, root, name, request.query_params.get("row"))
+        else:
+            page = await run_in_threadpool(list_page, root)
+    except NotFound as error:
+        return _error_response(404, str(error))
+    except (BadRequest, UnlazyError) as error:
+        return _error_response(400, str(error))
+    return HTMLResponse(page, headers={"Cache-Control": "no-cache"})
 
 
 async def _serve_events(watcher: Watcher, request: Any) -> Any:
