@@ -53,22 +53,13 @@ class Samples:
         return dict(json.loads(json.dumps(asdict(self))))
 
     def text(self) -> str:
-        """One line about the first of each kind; "" where there are none."""
+        """One line about the hardest and the easiest samples; "" where there are none."""
         parts = []
         if self.hardest:
             parts.append(f"hardest {_list(self.hardest[:3])} (loss {self.hardest[0].value:.2g})")
         if self.easiest:
             parts.append(f"easiest {_list(self.easiest[:3])} (loss {self.easiest[0].value:.2g})")
-        if self.moved:
-            parts.append(f"most moved {_list(self.moved[:3])} ({self.moved[0].value:.2g} times the mean)")
-        if self.influential:
-            parts.append(
-                f"most influential {_list(self.influential[:3])} ({self.influential[0].value:.2g} times the mean)"
-            )
-        if self.pairs:
-            best = self.pairs[0]
-            parts.append(f"closest tie {best.first} and {best.second} (kernel {best.value:.2g})")
-        return f"Samples by number: {'; '.join(parts)}." if parts else ""
+        return f"Samples by number: {'; '.join(parts)}; scope.samples() has more." if parts else ""
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<12} {text}" for name, text in self._lines()) or "No sample was measured yet."

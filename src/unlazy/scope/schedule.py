@@ -193,7 +193,9 @@ class Planner:
 
     def _come_lights_first(self, cost: float, trained: float, to_come: float) -> bool:
         """Whether enough full measurements, of this cost, do not fit what is allowed, and light ones are still too few."""
-        allowed = max(self.budget.grace, self.budget.seconds_allowed(trained, to_come))
+        allowed = self.budget.seconds_allowed(trained, to_come)
+        if to_come <= 0:  # nobody knows yet how long the training is
+            allowed = max(self.budget.grace, allowed)
         return self.light_done < FULL_MEASUREMENTS and FULL_MEASUREMENTS * cost > allowed
 
     def _should_save_grace(self, step: int, cost: float, trained: float, to_come: float, last: int) -> bool:

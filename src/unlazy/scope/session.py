@@ -54,7 +54,7 @@ from unlazy.store import Run
 FIRST_SECONDS = 3.0  # of the first measurement before the first step; the rest of it follows during the first steps
 END_SECONDS = 3.0  # of the last measurement if the budget leaves less; light measures are taken whatever they cost
 KNOWN_STEPS = 3  # after so many steps their time is known
-LIGHT_SHARE = 0.1  # measures that cost no more than this share of all of them are light
+LIGHT_SHARE = 0.05  # measures that cost no more than this share of all of them are light
 ALWAYS = ("outputs", "parameters", "linear")  # light whatever they cost: verdicts rest on them
 
 _open_sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()

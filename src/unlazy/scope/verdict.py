@@ -197,7 +197,12 @@ class Verdict:
         return "" if self.samples is None else self.samples.text()
 
     def advice_text(self) -> str:
-        """The sentences of the advice below the words "What to do:", one a line; "" where there is none."""
+        """The sentences of the advice below the words "What to do:", one a line; "" where there is none.
+
+        Who has features seldom wants fewer, so a rich network only gets a hint.
+        """
+        if self.advice and self.label == "rich":
+            return "What to do: nothing, to learn features. verdict.advice says how to stay nearer to the linear model."
         return "\n    ".join(("What to do:", *self.advice)) if self.advice else ""
 
     def _repr_html_(self) -> str:
@@ -413,7 +418,7 @@ def _html_card(verdict: Verdict) -> str:
         verdict.groups_text(),
         verdict.samples_text(),
     )
-    sentences += ("What to do:", *verdict.advice) if verdict.advice else ()
+    sentences += tuple(verdict.advice_text().split("\n"))
     layers = "".join(f'<div style="white-space:pre-wrap">{html.escape(line)}</div>' for line in verdict.layer_lines())
     told = "".join(f"<div>{html.escape(text)}</div>" for text in sentences if text)
     small = [*(f"Note: {note}." for note in verdict.notes), *verdict.basis()]
