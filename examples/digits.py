@@ -34,7 +34,7 @@ def main(factor: float = 1.0, steps: int = 600, run: str | None = None) -> ul.Ve
     model = Scaled(body, factor)
     optimiser = torch.optim.SGD(model.body.parameters(), lr=0.5 / factor**2, momentum=0.9)
 
-    scope = ul.Scope(model, probe=(x[:256], digits[:256]), run=run, steps=steps)  # 1: what to look at
+    scope = ul.Scope(model, probe=(x[:256], y[:256]), run=run, steps=steps)  # 1: what to look at
     for step in range(1, steps + 1):
         batch = torch.randint(len(x), (128,))
         loss = mse_loss(model(x[batch]), y[batch])
