@@ -151,6 +151,18 @@ def relabel(images: Images, groups: Labels, relabelling: Relabelling, count: int
     return replace(images, labels=relabelling.table(len(images.classes), count)[images.labels, groups])
 
 
+def redraw_labels(images: Images, hard: Sequence[int], share: float, seed: int = 0) -> Images:
+    """The same images; each image of a ``hard`` class gets, with probability ``share``, a label drawn from all hard ones.
+
+    No network can know these labels: on test images at most ``1 - share * (1 - 1 / len(hard))`` of the hard half can be right.
+    """
+    require(0 <= share <= 1, f"share must lie in [0, 1], got {share!r}.")
+    random, count = stream(seed, "drawn labels", images.split), len(images)
+    drawn = torch.tensor(tuple(hard))[torch.randint(len(hard), (count,), generator=random)]
+    chosen = torch.isin(images.labels, torch.tensor(tuple(hard))) & (torch.rand(count, generator=random) < share)
+    return replace(images, labels=torch.where(chosen, drawn, images.labels))
+
+
 def random_splits(count: int, classes: int = 10, seed: int = 0) -> tuple[tuple[int, ...], ...]:
     """``count`` different random halves of the classes; no half comes with its own complement."""
     most = _count_halves(classes)
