@@ -1,7 +1,8 @@
 """What moves the tangent kernel: the gates, the weights, or both? (C28).
 
 The kernel of the value parameters is built with the gates of one moment and the weights of another. Its change since the start
-is then split into a share of the gates and a share of the weights.
+is then split into a share of the gates and a share of the weights. Since gates and weights act together, there are three such
+splits: the gates move first, the gates move last, or the mean of the two (symmetric), which is judged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unlazy import plots
@@ -124,6 +126,11 @@ def parts(preset: str) -> list[Part]:
     return found
 
 
+def rest_of(share: NDArray[Any]) -> NDArray[Any]:
+    """One less a share: the share of the gates when they move last, after the weights."""
+    return np.asarray(1 - share)
+
+
 def shown_beside_c28() -> Iterator[Shown]:
     """The share of the gates for large starts and at epoch 200, and the other shares at the judged moments."""
     for preset, arm in product(PRESETS, STUDIED):
@@ -136,6 +143,9 @@ def shown_beside_c28() -> Iterator[Shown]:
             for quantity, kernel, what in SHOWN_SHARES if moment in JUDGED_MOMENTS else ():
                 if kernel not in without:
                     yield Shown(f"{name}: {what}", share_quantity(quantity, moment, preset, arm, kernel))
+            if moment in JUDGED_MOMENTS:
+                weights = share_quantity("weights_alone", moment, preset, arm)
+                yield Shown(f"{name}: share of the gates when they move last", weights, by=rest_of)
 
 
 CLAIMS = (

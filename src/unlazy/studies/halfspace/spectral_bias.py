@@ -272,6 +272,10 @@ def shown_beside_c29() -> Iterator[Shown]:
         if arm in SMALL_STARTS:
             for one in shares_of_lead(preset, arm, "flow"):
                 yield Shown(**one)
+            words = f"{network_label(preset, arm)}: time to fit the top half, linearisation over network"
+            who = ("linearised", "network")
+            slow, own = (Quantity("time", half="top", preset=preset, arm=arm, learner=learner) for learner in who)
+            yield Shown(words, (slow, own), by=ratio, unit="times")
         for learner, words in LEARNERS.items():
             name, where = f"{network_label(preset, arm)}, {words}", {"preset": preset, "arm": arm, "learner": learner}
             times = (Quantity("time", half="bottom", **where), Quantity("time", half="top", **where))

@@ -29,6 +29,7 @@ from unlazy.store import Run
 from unlazy.studies.halfspace import theorems_identities as identities
 from unlazy.studies.halfspace.circle_checkpoints import CircleNetworks, stack_at
 from unlazy.studies.halfspace.circle_networks import PRESETS
+from unlazy.studies.halfspace.path_drawing import draw_four_paths
 from unlazy.studies.halfspace.theorems_identities import (
     KINDS,
     SIZES,
@@ -647,6 +648,7 @@ STUDY = Study(
     claims=CLAIMS,
     figures=(
         Figure("fig01_examples", "Path regions of ReLU nets can be in pieces, and can jump (Figure 1)", draw_examples),
+        Figure("fig08_paths", "Four paths and their regions (after Figure 8)", draw_four_paths),
         Figure("identities", "Exact means exact", draw_identities),
         Figure("regions_over_training", "Regions over training, counted exactly", draw_regions_over_training),
         Figure("value_kernel_law", "The tangent kernel of the values, averaged over values", draw_value_kernel_law),
