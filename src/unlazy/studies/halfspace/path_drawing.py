@@ -15,12 +15,13 @@ from unlazy import plots
 from unlazy.kernels.overlap import hard_gates
 from unlazy.models.build import build
 from unlazy.models.gates import HardGate
-from unlazy.models.spec import NetSpec
+from unlazy.models.spec import Init, NetSpec
 from unlazy.plots import COLOURS
 from unlazy.studies.study import Results
 
-WIDTH, DEPTH, SEED = 4, 3, 3
+WIDTH, DEPTH, SEED, SCALE = 4, 3, 13, 3.0  # a start at which several paths have regions with three sides
 REACH, PIXELS = 2.0, 201  # the drawn square is [-2, 2]^2
+SHOWN_SHARE = 0.02  # of the square: least that a gate of a drawn path cuts off
 PATH_COLOURS = ("blue", "orange", "green", "red")
 Path = tuple[int, ...]
 
@@ -29,7 +30,8 @@ def open_gates() -> list[NDArray[np.bool_]]:
     """For every layer of the drawn network, where each unit's gate is open: ``[units, pixels, pixels]``."""
     side = torch.linspace(-REACH, REACH, PIXELS)
     points = torch.stack([*torch.meshgrid(side, side, indexing="xy")], dim=-1).reshape(-1, 2)
-    net = build(NetSpec(2, width=WIDTH, depth=DEPTH, experts="constant", gate=HardGate(4.0)), seed=SEED)
+    spec = NetSpec(2, width=WIDTH, depth=DEPTH, experts="constant", gate=HardGate(4.0), init=Init("torch", SCALE))
+    net = build(spec, seed=SEED)
     return [layer.mT.reshape(WIDTH, PIXELS, PIXELS).numpy() for layer in hard_gates(net, points)]
 
 
@@ -39,12 +41,21 @@ def path_region(gates: list[NDArray[np.bool_]], path: Path) -> NDArray[np.bool_]
 
 
 def choose_paths(gates: list[NDArray[np.bool_]]) -> list[Path]:
-    """Four paths with regions in the drawn square, largest first, no two of which share their first unit."""
-    every = sorted(product(range(WIDTH), repeat=DEPTH), key=lambda path: -path_region(gates, path).mean())
-    chosen: dict[int, Path] = {}
-    for path in every:
-        chosen.setdefault(path[0], path)
-    return list(chosen.values())[: len(PATH_COLOURS)]
+    """Four paths, largest region first: every gate cuts something off, and no two paths share more than one unit."""
+    every = [path for path in product(range(WIDTH), repeat=DEPTH) if least_cut(gates, path) > SHOWN_SHARE]
+    chosen: list[Path] = []
+    for path in sorted(every, key=lambda path: -path_region(gates, path).mean()):
+        if all(sum(one == other for one, other in zip(path, earlier, strict=True)) <= 1 for earlier in chosen):
+            chosen.append(path)
+    return chosen[: len(PATH_COLOURS)]
+
+
+def least_cut(gates: list[NDArray[np.bool_]], path: Path) -> float:
+    """The least share of the square that one of the path's gates alone cuts off; 0 if the path has no region there."""
+    region = float(path_region(gates, path).mean())
+    others = [[*range(layer), *range(layer + 1, DEPTH)] for layer in range(DEPTH)]
+    without = [path_region([gates[i] for i in kept], tuple(path[i] for i in kept)) for kept in others]
+    return min(float(wider.mean()) - region for wider in without) if region > 0 else 0.0
 
 
 def draw_four_paths(results: Results) -> plots.Figure:
