@@ -57,11 +57,11 @@ def scorecard(results: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [judged[key] for key in sorted(judged, key=lambda key: (claim_order(key[1]), key[0]))]
 
 
-def claim_order(name: str) -> tuple[int, str, int]:
-    """Sort key: C1, C2, ..., C10, F1, ..., B1, ..., L1, then all other ids."""
-    letters, digits = re.match(r"(\D*)(\d*)", name).groups()  # type: ignore[union-attr]
+def claim_order(name: str) -> tuple[int, str, int, str]:
+    """Sort key: C1, C2, ..., C10, ..., C16, C16b, ..., F1, ..., B1, ..., L1, then all other ids."""
+    letters, digits, rest = re.match(r"(\D*)(\d*)(.*)", name).groups()  # type: ignore[union-attr]
     known = LETTERS.index(letters) if letters and letters in LETTERS else len(LETTERS)
-    return known, letters, int(digits or 0)
+    return known, letters, int(digits or 0), rest
 
 
 def three_digits(number: float) -> str:
