@@ -108,14 +108,19 @@ def _after_data(row: Row) -> bool:
 def _origin(row: Row) -> list[str]:
     """Command, dates and what made the numbers."""
     record, made = row["rule_record"] or {}, row["provenance"] or {}
-    tree = {True: "a clean tree", False: "a tree with changes"}.get(made.get("clean"), "a tree that no commit records")  # type: ignore[arg-type]
-    commit = made.get("commit")
+    trees = {"True": "a clean tree", "False": "a tree with changes", "None": "a tree that no commit records"}
+    tree = " and ".join(trees[str(clean)] for clean in _as_list(made.get("clean")))
+    commits = ", ".join(str(commit)[:12] for commit in _as_list(made.get("commit")) if commit)
     lines = ["## Where it comes from", "", f"`{row['command']}`", ""]
     lines += [
         f"- Rule recorded {record.get('recorded', 'never')}; first measured {record.get('first_measured') or 'never'}."
     ]
-    from_commit = f"commit {str(commit)[:12]}, " if commit else ""
+    from_commit = f"commit {commits}, " if commits else ""
     lines += [f"- Measured {made.get('started', '')} on {made.get('device', '')}, from {from_commit}{tree}."]
-    notes = made.get("note") or []
-    lines += [f"- {note[:1].upper()}{note[1:]}." for note in ([notes] if isinstance(notes, str) else notes)]
+    lines += [f"- {note[:1].upper()}{note[1:]}." for note in _as_list(made.get("note") or [])]
     return lines
+
+
+def _as_list(facts: Any) -> list[Any]:
+    """A fact of provenance as a list: cases that were measured at several commits have several."""
+    return facts if isinstance(facts, list) else [facts]

@@ -136,6 +136,17 @@ def test_generated_pages_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {f"papers/claims/{path.name}" for path in (ROOT / "docs" / "papers" / "claims").glob("*.md")} <= found.keys()
 
 
+def test_a_claim_page_names_every_commit_that_its_cases_were_measured_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    origin = importlib.import_module("claim_pages")._origin
+    made = {"clean": ["False", "True"], "commit": ["a" * 40, "b" * 40]}
+    text = "\n".join(origin({"rule_record": None, "command": "unlazy reproduce x", "provenance": made}))
+    assert f"from commit {'a' * 12}, {'b' * 12}, a tree with changes and a clean tree." in text
+    assert "from a tree that no commit records." in "\n".join(
+        origin({"rule_record": None, "command": "", "provenance": None})
+    )
+
+
 def test_the_study_of_the_tutorial_runs(tmp_path: Path) -> None:
     """The pieces of Python on the page, saved as one file, are a study; the commands below them are its options."""
     page = (ROOT / "docs" / "how-to" / "own_study.md").read_text()
