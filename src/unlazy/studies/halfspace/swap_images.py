@@ -209,7 +209,7 @@ def draw_paths(results: Results) -> plots.Figure:
             plots.draw_band(axis, epochs, values, label, colour, marker="o", markersize=3)
         axis.axhline(0, color=plots.COLOURS["grey"], linewidth=0.7)
         axis.set(title=NETS[net], xlabel="epochs after the exchange")
-    axes[0, 0].set_ylabel("log paths, newly easy less newly hard")
+    axes[0, 0].set_ylabel("log paths, new easy less hard")
     plots.shared_legend(figure, 3)
     return figure
 
