@@ -113,7 +113,7 @@ OFFERS = {
     "lstm": (False, False, True),
     "arguments": (False, False, True),
     "names": (False, False, True),
-    "shared": (True, False, True),
+    "shared": (True, True, True),
     "gelu": (False, False, True),
 }
 

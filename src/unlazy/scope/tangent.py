@@ -169,6 +169,8 @@ class TangentMeasure:
         try:
             samples, count = min(TRIED, len(few)), min(TRIED, len(outputs))
             tried, parts = seconds_of(samples, count), len(few) / samples
+            if tried < TRIAL_SECONDS:
+                tried = seconds_of(samples, count)  # the first one also prepares others
             if tried * parts * min(TIMED_OUTPUTS, len(outputs)) / count > TRIAL_SECONDS:
                 return (
                     tried * parts * len(outputs) / count
