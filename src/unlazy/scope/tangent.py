@@ -30,7 +30,7 @@ DIRECTIONS, FEWEST_DIRECTIONS = 16, 2  # of the outputs, where these are more; f
 ESTIMATE_SECONDS = 2.0
 FEWEST_SAMPLES = 8  # of a kernel of random directions that would take longer with more
 TIMED_OUTPUTS = 8
-TRIED, TRIAL_SECONDS = 2, 0.5  # samples and outputs of a first trial; what a second one may take
+TRIALS, TRIAL_SECONDS = (2, 8), 0.5  # samples and outputs of first trials; what the next one may take
 NO_JVP = "The other measures need first derivatives only."  # what to do without a product with the Jacobian
 Measured = dict[str, Tensor]
 
@@ -167,15 +167,14 @@ class TangentMeasure:
             return idle_seconds(lambda: kernel.by_layer(part, self.names))
 
         try:
-            samples, count = min(TRIED, len(few)), min(TRIED, len(outputs))
-            tried, parts = seconds_of(samples, count), len(few) / samples
-            if tried < TRIAL_SECONDS:
-                tried = seconds_of(samples, count)  # the first one also prepares others
-            if tried * parts * min(TIMED_OUTPUTS, len(outputs)) / count > TRIAL_SECONDS:
-                return (
-                    tried * parts * len(outputs) / count
-                )  # layers without a rule: a longer trial would stall the training
-            return seconds_of(len(few), TIMED_OUTPUTS) * len(outputs) / len(kernel.directions)
+            seconds_of(min(TRIALS[0], len(few)), TRIALS[0])  # the first one also prepares others
+            done, seconds = 0, 0.0
+            for size in (*TRIALS, len(few)):  # layers without a rule are slow: a long trial would stall the training
+                work = min(size, len(few)) * min(size, TIMED_OUTPUTS, len(outputs))
+                if done and seconds * work / done > TRIAL_SECONDS:
+                    break
+                done, seconds = work, seconds_of(min(size, len(few)), min(size, TIMED_OUTPUTS))
+            return seconds * len(few) * len(outputs) / done
         finally:
             kernel.directions = outputs
 
