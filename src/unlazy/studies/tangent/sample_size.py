@@ -1,4 +1,9 @@
-"""Fixed and adaptive tangent features and the network, on small training sets (Figure 4 of arXiv v2; L10).
+"""Fixed and adaptive tangent features and the network, on few training images (Figure 4 of arXiv v2; L10).
+
+The figure has two readings. *Redrawn*: its axis counts images per epoch; the authors' public script (dlej/adaptive-feature-
+perspective, ``run_experiment.py``) shuffles all training images anew for every epoch and takes the first n. *Fixed*: its axis
+counts the images of one training set. Both are measured with the start, rates and stopping rule of that script. Whether it made
+the figure is for the authors to say.
 
 The paper's size wants a GPU: ``unlazy reproduce sample-size --device cuda``. Runs made there are found on any other machine.
 """
@@ -16,7 +21,16 @@ from unlazy.claims.functions import ratio
 from unlazy.store import Run
 from unlazy.studies.study import Figure, Results, Settings, Study, Work, require_at_least_one
 from unlazy.studies.table import Rows
-from unlazy.studies.tangent.sample_size_networks import KINDS, Layout, ModelCase, Task, best_epoch, train
+from unlazy.studies.tangent.sample_size_networks import (
+    KINDS,
+    PATIENCE,
+    Layout,
+    ModelCase,
+    ScriptTask,
+    Task,
+    best_epoch,
+    train,
+)
 
 # --- settings and cases --------------------------------------------------------------------------------------
 
@@ -25,17 +39,28 @@ DENSE = Layout((1, 28, 28), (), (128, 128, 128, 128))
 CONVOLUTIONAL = Layout((3, 32, 32), (16, 32, 64, 128), (128, 128))
 MNIST = Task("mnist", DENSE, "sgd", (125, 250, 500, 1000, 2000, 4000, 8000), 10_000)
 CIFAR_10 = Task("cifar-10", CONVOLUTIONAL, "adam", (125, 250, 500, 1000), 2000, seeds=5)
+SMALL = 1000  # images: the largest number that counts as small
+SMALL_SIZES = (125, 250, 500, 1000)
+MNIST_REDRAWN, MNIST_FIXED = (
+    ScriptTask("mnist", DENSE, "sgd", SMALL_SIZES, 2000, redrawn=redrawn) for redrawn in (True, False)
+)
+CIFAR_10_REDRAWN, CIFAR_10_FIXED = (
+    ScriptTask("cifar-10", CONVOLUTIONAL, "adam", (125,), 1000, seeds=5, redrawn=redrawn) for redrawn in (True, False)
+)
 SMOKE = (
+    ScriptTask("digits", Layout((1, 8, 8), (), (8, 8)), "sgd", (20,), 60),
     Task("digits", Layout((1, 8, 8), (), (8, 8)), "sgd", (20, 40), 60),
     Task("digits", Layout((1, 8, 8), (4, 4), (8,)), "adam", (20,), 60),
 )
-DESK = (Task("mnist", DENSE, "sgd", (125, 500), 2000), Task("cifar-10", CONVOLUTIONAL, "adam", (125,), 500))
-# tasks at paper scale reach the largest size of the claim, and beyond it on MNIST, which needs a GPU; CIFAR-10 with half the
-# seeds and a fifth of the test images takes two cores an hour; epochs: the most epochs of a training
+DESK = tuple(ScriptTask("mnist", DENSE, "sgd", (125,), 2000, redrawn=redrawn) for redrawn in (True, False))
+READINGS = (MNIST_REDRAWN, MNIST_FIXED, CIFAR_10_REDRAWN, CIFAR_10_FIXED)
+# tasks at paper scale: both readings of the figure, with fewer test images than the script has, so that two cores measure
+# MNIST in half an hour; then fixed sets from another start, on MNIST beyond the largest size of the claim, which needs a GPU.
+# epochs: the most epochs of a training
 SCALES = {
     "smoke": {"tasks": SMOKE, "epochs": 3},
     "desk": {"tasks": DESK, "epochs": 200},
-    "paper": {"tasks": (MNIST, CIFAR_10), "epochs": 1000},
+    "paper": {"tasks": (*READINGS, MNIST, CIFAR_10), "epochs": 1000},
 }
 
 
@@ -48,35 +73,45 @@ def cases(settings: Settings, seeds: Sequence[int]) -> list[ModelCase]:
 
 # --- measuring -----------------------------------------------------------------------------------------------
 
-SMALL = 1000  # images: the largest training set that counts as small
+SAME, OTHER, NOTHING = "same", "other", "nothing"
+"""How an epoch was chosen. *same*, as in the script: the best epoch on the test images on which the error is measured. *other*:
+the best epoch on one half of the test images; the error is measured on the other half. *nothing*: the last epoch, at which the
+stopping rule ended the training."""
 
 
 def measure(case: ModelCase, work: Work) -> Rows:
     """Test errors for every size, and their geometric mean over the small sizes of the scale.
 
-    ``epoch_chosen_on``: the test images that choose the epoch. With *same*, as published, the error is on these images; with
-    *other* one half of the test images chooses the epoch and the error is on the other half.
+    ``distance_to_published``: the mean over sizes of abs(ln(error / published error)), where the figure gives one.
     """
-    rows, small = Rows(), []
+    rows, small, distances = Rows(), [], []
+    published = PUBLISHED.get(case.task.data, {})
     for place, size in enumerate(case.task.sizes):
         work.progress(place, len(case.task.sizes))
-        same, other, epochs = np.array(errors_by_seed(train(case, size, work))).T
-        rows.add("error", [same, other], size=size, epoch_chosen_on=["same", "other"], seed=case.seeds)
+        same, other, last, epochs = np.array(errors_by_seed(train(case, size, work))).T
+        rows.add("error", [same, other, last], size=size, epoch_chosen_on=[SAME, OTHER, NOTHING], seed=case.seeds)
         rows.add("best_epoch", epochs, size=size, seed=case.seeds)
         if size <= SMALL:
-            small.append(same)
+            small.append((same, last))
+        if size in published:
+            distances.append(np.abs(np.log(same / published[size][KINDS.index(case.kind)])))
     if small:
-        rows.add("error_on_small_sets", np.exp(np.log(small).mean(0)), seed=case.seeds)
+        means = np.exp(np.log(small).mean(0))
+        rows.add("error_on_small_sets", means[0], seed=case.seeds)
+        rows.add("last_error_on_small_sets", means[1], seed=case.seeds)
+    if distances:
+        rows.add("distance_to_published", np.mean(distances, 0), seed=case.seeds)
     return rows
 
 
-def errors_by_seed(run: Run) -> list[tuple[float, float, float]]:
-    """For each seed: the error at its best test epoch, the error with the epoch chosen on the other half, and that best epoch."""
+def errors_by_seed(run: Run) -> list[tuple[float, float, float, float]]:
+    """For each seed: the errors with its epoch chosen on the same, on other and on no test images, and the best epoch."""
     found = []
     for series in run.array("errors", run.array_steps("errors")[-1]):  # [epochs, 2]
         whole = series.mean(1)
-        best, other = best_epoch(whole)[0], best_epoch(series[:, 0])[0]
-        found.append((float(whole[best]), float(series[other, 1]), float(best + 1)))
+        (best, is_over), other = best_epoch(whole), best_epoch(series[:, 0])[0]
+        last = best + PATIENCE if is_over else len(whole) - 1
+        found.append((float(whole[best]), float(series[other, 1]), float(whole[last]), float(best + 1)))
     return found
 
 
@@ -84,16 +119,31 @@ def errors_by_seed(run: Run) -> list[tuple[float, float, float]]:
 
 BETTER, FAR_BEHIND = 1.0, 1.25  # thresholds of ratios of errors
 PUBLISHED = {
-    "mnist-sgd": {125: (0.187, 0.140, 0.067), 1000: (0.122, 0.099, 0.032), 8000: (0.083, 0.073, 0.020)},
-    "cifar-10-adam": {125: (0.697, 0.613, 0.543), 1000: (0.595, 0.521, 0.301)},
+    "mnist": {125: (0.187, 0.140, 0.067), 1000: (0.122, 0.099, 0.032), 8000: (0.083, 0.073, 0.020)},
+    "cifar-10": {125: (0.697, 0.613, 0.543), 1000: (0.595, 0.521, 0.301)},
 }
 """Errors read from the published figure, within 0.005: fixed, adaptive, full."""
+WORDS = {"redrawn": "redrawn every epoch", "fixed": "one fixed set", "": "one fixed set, start N(0, 2 / fan-in)"}
 
 
-def l10_parts(task: Task) -> list[Part]:
-    """The parts of L10 on one task: ratios of the errors of two models, over all small training sets of a seed."""
-    words = f"{task}, up to {SMALL} images"
-    fixed, adaptive, full = (Quantity("error_on_small_sets", task=str(task), kind=kind) for kind in KINDS)
+def reading_of(task: Task) -> str:
+    """Which reading of the figure a task is: redrawn, fixed, or empty for fixed sets from the other start."""
+    return str(task).removeprefix(f"{task.data}-{task.optimiser}").removeprefix("-")
+
+
+def task_words(task: Task) -> str:
+    """A task in words: its data, and how its images are drawn."""
+    return f"{task.data}, {WORDS[reading_of(task)]}"
+
+
+def l10_parts(task: Task, *, last: bool = False) -> list[Part]:
+    """The parts of L10 on one task: ratios of the errors of two models, over all small sizes of a seed.
+
+    ``last``: errors at the last epoch, not at the best one on the test images.
+    """
+    words = task_words(task) + (", last epoch" if last else "")
+    quantity = "last_error_on_small_sets" if last else "error_on_small_sets"
+    fixed, adaptive, full = (Quantity(quantity, task=str(task), kind=kind) for kind in KINDS)
     rule: dict[str, Any] = {"by": ratio, "unit": "times", "seeds": task.seeds}
     return [
         Part(f"{words}: errors of fixed over adaptive features", (fixed, adaptive), above=BETTER, **rule),
@@ -103,27 +153,40 @@ def l10_parts(task: Task) -> list[Part]:
 
 def l10_shown(task: Task) -> Iterator[Shown]:
     """The error of every kind of model for every size, with the published one in words."""
+    words = task_words(task)
     for size in task.sizes:
-        published = PUBLISHED[str(task)].get(size)
+        published = PUBLISHED[task.data].get(size)
         for place, kind in enumerate(KINDS):
             paper = "" if published is None else f" (paper: {published[place]:.3f})"
-            for chosen, words in (("same", paper), ("other", ", epoch chosen on other images")):
+            for chosen, how in ((SAME, paper), (OTHER, ", epoch chosen on other images"), (NOTHING, ", last epoch")):
                 error = Quantity("error", task=str(task), kind=kind, size=size, epoch_chosen_on=chosen)
-                yield Shown(f"{task}, {size} images: error, {kind}{words}", error)
+                yield Shown(f"{words}, {size} images: error, {kind}{how}", error)
+    if isinstance(task, ScriptTask):
+        for kind in KINDS:
+            distance = Quantity("distance_to_published", task=str(task), kind=kind)
+            yield Shown(f"{words}: abs(ln(ours / published)), mean over sizes, {kind}", distance)
 
 
 CLAIMS = (
     Claim(
         "L10",
         says=(
-            "On small training sets from MNIST and CIFAR-10 a linearised network with adaptive features has a "
+            "With few training images from MNIST and CIFAR-10 a linearised network with adaptive features has a "
             "lower test error than one with fixed features, and both stay far behind the full network."
         ),
         where="Fig. 4 (arXiv v2)",
         paper="error at n = 125: MNIST 0.187 / 0.140 / 0.067, CIFAR-10 0.697 / 0.613 / 0.543",
         figure="errors",
-        parts=[*l10_parts(MNIST), *l10_parts(CIFAR_10)],
-        shows=[*l10_shown(MNIST), *l10_shown(CIFAR_10)],
+        parts=[*l10_parts(MNIST_REDRAWN), *l10_parts(CIFAR_10_REDRAWN)],
+        controls=[
+            *l10_parts(MNIST_FIXED),
+            *l10_parts(MNIST_REDRAWN, last=True),
+            *l10_parts(MNIST_FIXED, last=True),
+            *l10_parts(CIFAR_10_FIXED),
+            *l10_parts(MNIST),
+            *l10_parts(CIFAR_10),
+        ],
+        shows=[shown for task in (*READINGS, MNIST, CIFAR_10) for shown in l10_shown(task)],
     ),
 )
 
@@ -134,29 +197,46 @@ COLOUR = {"fixed": "grey", "adaptive": "orange", "full": "blue"}
 LABEL = {"fixed": "fixed tangent features", "adaptive": "adaptive tangent features", "full": "the network"}
 
 
+LINE = {"redrawn": "-", "fixed": "--", "": ":"}
+
+
 def errors_figure(results: Results) -> plots.Figure:
-    """Test error against the size of the training set, median and middle half of the seeds; diamonds: published."""
-    tasks = results.table.unique("task")
-    figure, axes = plots.grid(1, len(tasks), (3.6, 3.0))
-    for axis, task in zip(axes[0], tasks, strict=True):
-        published = PUBLISHED.get(task, {})
-        for place, kind in enumerate(KINDS):
-            where: dict[str, Any] = {"task": task, "kind": kind, "epoch_chosen_on": "same"}
-            sizes, values = results.table.series("error", over="size", **where)  # [sizes, seeds]
-            plots.draw_band(axis, sizes, values, LABEL[kind], COLOUR[kind], marker="o", markersize=3)
-            hollow = {"markersize": 4, "markerfacecolor": "none", "color": plots.COLOURS[COLOUR[kind]]}
-            axis.plot(list(published), [found[place] for found in published.values()], "D", **hollow)
-        title = task.rpartition("-")[0]
-        axis.set(xscale="log", yscale="log", title=title, xlabel="training images", ylabel="test error")
-        marks = sorted({*sizes.astype(int).tolist(), *published})  # numbers as they are, not as powers of ten
-        axis.set_xticks(marks, [str(mark) for mark in marks])
-        axis.minorticks_off()
-        low, high = axis.get_ylim()
-        marks = [mark for mark in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9) if low <= mark <= high]
-        axis.set_yticks(marks, [f"{mark:g}" for mark in marks])
+    """Test error at the best test epoch, median and middle half of the seeds. Full lines: n images redrawn every epoch; broken:
+    one fixed set of n images; dotted: fixed sets from another start. Diamonds: published."""
+    measured = results.table.unique("task")
+    data = list(dict.fromkeys(task.data for task in results.settings.tasks if str(task) in measured))
+    figure, axes = plots.grid(1, len(data), (3.8, 3.4))
+    for axis, name in zip(axes[0], data, strict=True):
+        draw_errors(axis, results, name)
+    for reading, style in LINE.items():
+        axes[0, 0].plot([], [], style, color=plots.COLOURS["black"], label=WORDS[reading])
     axes[0, 0].plot([], [], "D", markersize=4, markerfacecolor="none", color=plots.COLOURS["black"], label="published")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+def draw_errors(axis: plots.Axes, results: Results, data: str) -> None:
+    """One panel: all tasks of a data set, and what was published."""
+    published, marks = PUBLISHED.get(data, {}), set(PUBLISHED.get(data, {}))
+    labelled: set[str] = set()
+    for task in (one for one in results.settings.tasks if one.data == data):
+        for kind in results.table.unique("kind", task=str(task)):
+            where: dict[str, Any] = {"task": str(task), "kind": kind, "epoch_chosen_on": SAME}
+            sizes, values = results.table.series("error", over="size", **where)  # [sizes, seeds]
+            label = "" if kind in labelled else LABEL[kind]
+            style: dict[str, Any] = {"linestyle": LINE[reading_of(task)], "marker": "o", "markersize": 3}
+            plots.draw_band(axis, sizes, values, label, COLOUR[kind], **style)
+            labelled.add(kind)
+            marks |= set(sizes.astype(int).tolist())
+    for place, kind in enumerate(KINDS):
+        hollow = {"markersize": 4, "markerfacecolor": "none", "color": plots.COLOURS[COLOUR[kind]]}
+        axis.plot(list(published), [found[place] for found in published.values()], "D", **hollow)
+    axis.set(xscale="log", yscale="log", title=data, xlabel="training images n", ylabel="test error")
+    axis.set_xticks(sorted(marks), [str(mark) for mark in sorted(marks)])  # numbers as they are, not as powers of ten
+    axis.minorticks_off()
+    low, high = axis.get_ylim()
+    heights = [height for height in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9) if low <= height <= high]
+    axis.set_yticks(heights, [f"{height:g}" for height in heights])
 
 
 STUDY = Study(

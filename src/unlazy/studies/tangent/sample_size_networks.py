@@ -56,16 +56,28 @@ class Layout:
         return [(after, before, 3, 3) for after, before in convolutions] + list(dense)
 
 
-def draw_start(layout: Layout, seeds: Sequence[int], device: str) -> Weights:
-    """The start of every seed: weights N(0, 2 / fan-in) and PyTorch's default biases, as in the authors' other script.
+HE, LECUN = "he", "lecun"
+"""Starts. *he*: weights N(0, 2 / fan-in) and PyTorch's default biases, as in the authors' script for Figures 1 and 3. *lecun*:
+weights of variance 1 / fan-in from a normal cut off at two deviations, biases 0: flax's default, as in their script for Figure 4.
+From PyTorch's default weights the first epochs bring nothing, and the stopping rule ends all training."""
+CUT_DEVIATION = 0.8796256610342398  # of a standard normal that is cut off at -2 and 2
 
-    (From PyTorch's default weights the accuracy of the first epochs stands still, and the stopping rule ends all training.)
-    """
+
+def draw_start(layout: Layout, seeds: Sequence[int], device: str, start: str = HE) -> Weights:
+    """The weights and biases at which every seed starts."""
     found = []
     for place, shape in enumerate(layout.weights()):
         fan_in, random = math.prod(shape[1:]), [stream(seed, "sample-size", place) for seed in seeds]
-        weights = torch.stack([torch.randn(shape, generator=draws) for draws in random]) * math.sqrt(2 / fan_in)
-        biases = torch.stack([2 * torch.rand(shape[0], generator=draws) - 1 for draws in random]) / math.sqrt(fan_in)
+        if start == LECUN:
+            parts = [torch.nn.init.trunc_normal_(torch.empty(shape), a=-2, b=2, generator=draws) for draws in random]
+            weights, biases = (
+                torch.stack(parts) / (CUT_DEVIATION * math.sqrt(fan_in)),
+                torch.zeros(len(seeds), shape[0]),
+            )
+        else:
+            weights = torch.stack([torch.randn(shape, generator=draws) for draws in random]) * math.sqrt(2 / fan_in)
+            uniform = torch.stack([2 * torch.rand(shape[0], generator=draws) - 1 for draws in random])
+            biases = uniform / math.sqrt(fan_in)
         found.append((weights.to(device), biases.to(device)))
     return found
 
@@ -73,8 +85,8 @@ def draw_start(layout: Layout, seeds: Sequence[int], device: str) -> Weights:
 class Stack:
     """One kind of model for all seeds: its parameters, and its outputs ``[S, n, 10]``."""
 
-    def __init__(self, kind: str, layout: Layout, seeds: Sequence[int], device: str = "cpu") -> None:
-        self.kind, self.base = kind, draw_start(layout, seeds, device)
+    def __init__(self, kind: str, layout: Layout, seeds: Sequence[int], device: str = "cpu", start: str = HE) -> None:
+        self.kind, self.base = kind, draw_start(layout, seeds, device, start)
         self.trained: list[tuple[Tensor, ...]] = [self._initial(weight, bias) for weight, bias in self.base]
         for tensor in self.parameters():
             tensor.requires_grad_()
@@ -234,6 +246,37 @@ class Task:
     def __str__(self) -> str:
         return f"{self.data}-{self.optimiser}"
 
+    @property
+    def start(self) -> str:
+        """Which start the networks have."""
+        return HE
+
+    @property
+    def draws_every_epoch(self) -> bool:
+        """Whether every epoch has images of its own."""
+        return False
+
+
+@dataclass(frozen=True)
+class ScriptTask(Task):
+    """A task as in the authors' public script, with its start. ``redrawn``: every epoch has ``size`` images of its own, drawn
+    from all training images, as the script does; otherwise one set of ``size`` images is trained on throughout."""
+
+    redrawn: bool = True
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}-{'redrawn' if self.redrawn else 'fixed'}"
+
+    @property
+    def start(self) -> str:
+        """Which start the networks have."""
+        return LECUN
+
+    @property
+    def draws_every_epoch(self) -> bool:
+        """Whether every epoch has images of its own."""
+        return self.redrawn
+
 
 @dataclass(frozen=True)
 class ModelCase:
@@ -283,11 +326,13 @@ def train_until_patience_ends(case: ModelCase, size: int, work: Work) -> NDArray
     require(size <= len(images), f"{task.data} has {len(images)} images, not {size}.")
     x, labels = (tensor.to(device) for tensor in draw_subsets(images, size, seeds))
     test_x, test_labels = test.floats().to(device), test.labels.to(device)
-    model = Stack(case.kind, task.layout, seeds, device)
+    model = Stack(case.kind, task.layout, seeds, device, task.start)
     descent = Descent(model, task.optimiser, x, labels, batch_size(size))
     at_once = CONVOLVED_AT_ONCE if task.layout.channels else AT_ONCE
     history: list[Tensor] = []
     for epoch in range(case.epochs):
+        if epoch > 0 and task.draws_every_epoch:
+            descent.replace_images(*draw_subsets(images, size, seeds, epoch))
         descent.epoch(batch_order(case.members, epoch, size))
         wrong = (model.outputs(test_x, at_once).argmax(-1) != test_labels).double()  # [S, tests]
         history.append(torch.stack([half.mean(1) for half in wrong.tensor_split(2, 1)], 1).cpu())
@@ -317,6 +362,11 @@ class Descent:
         self.place = torch.zeros((), dtype=torch.int64, device=x.device)
         self.graph: torch.cuda.CUDAGraph | None = None  # only on a GPU
         self._prepare()
+
+    def replace_images(self, x: Tensor, labels: Tensor) -> None:
+        """Train on other images from now on, as many as before."""
+        self.x.copy_(x)
+        self.labels.copy_(labels)
 
     def epoch(self, order: Int[Tensor, "s n"]) -> None:
         """All batches of an epoch in this order; the last may be smaller."""
@@ -370,9 +420,12 @@ class Descent:
         torch.cuda.synchronize()
 
 
-def draw_subsets(images: Images, size: int, seeds: list[int]) -> tuple[Float[Tensor, "s n c h w"], Tensor]:
-    """The training images and labels of every seed; a larger set of a seed contains its smaller ones."""
-    chosen = [torch.randperm(len(images), generator=stream(seed, "subset"))[:size] for seed in seeds]
+def draw_subsets(
+    images: Images, size: int, seeds: list[int], epoch: int = 0
+) -> tuple[Float[Tensor, "s n c h w"], Tensor]:
+    """Training images and labels of every seed, others for every ``epoch``; a larger set of a seed contains its smaller ones."""
+    names = ("subset", epoch) if epoch else ("subset",)
+    chosen = [torch.randperm(len(images), generator=stream(seed, *names))[:size] for seed in seeds]
     return torch.stack([images.take(rows).floats() for rows in chosen]), torch.stack([images.labels[r] for r in chosen])
 
 
