@@ -106,11 +106,12 @@ def parse_setting(text: str, like: Any, name: str = "setting") -> Any:
 
 
 def run_study(request: Request, how: ExecutionOptions, *, measure: bool = True, judge: bool = True) -> Reproduction:
-    """Run a study and print what failed. Measures nothing where the scale needs a GPU and none is chosen."""
+    """Run a study and print what failed. Measures nothing where the scale needs a GPU, none is chosen, and no ``only`` picks cases."""
     study = request.study
-    if measure and request.scale in study.needs_gpu and not request.device.startswith("cuda"):
+    if measure and not how.only and request.scale in study.needs_gpu and not request.device.startswith("cuda"):
         typer.echo(
-            f"note: the {request.scale} scale of {study.name} needs a GPU (--device cuda); what its table holds is judged.",
+            f"note: the {request.scale} scale of {study.name} needs a GPU (--device cuda; or --only with cases that a CPU can "
+            "measure); what its table holds is judged.",
             err=True,
         )
         measure = False
