@@ -97,6 +97,10 @@ def test_linearised_models_are_the_tangent_at_the_start(layout: Layout, kind: st
     shared = stack.outputs(x[0], at_once=2)
     assert torch.allclose(shared[0], stack(x)[0], atol=1e-4)
     assert torch.allclose(shared[1], stack(x[[0, 0]])[1], atol=1e-4)
+    states = stack.start_states(x[0])
+    assert (states is None) == (layout is CONVOLUTIONAL)
+    if states is not None:  # a short cut: what f_0 makes of the images is kept
+        assert torch.allclose(stack.outputs_from(states), shared, atol=1e-4)
 
 
 def test_factors_multiply_out_as_written() -> None:

@@ -106,7 +106,7 @@ def parse_setting(text: str, like: Any, name: str = "setting") -> Any:
 
 
 def run_study(request: Request, how: ExecutionOptions, *, measure: bool = True, judge: bool = True) -> Reproduction:
-    """Run a study and print what failed. Measures nothing where the scale needs a GPU, none is chosen, and no ``only`` picks cases."""
+    """Run a study and print what failed. Without ``only``, measures nothing where the scale needs a GPU and none is chosen."""
     study = request.study
     if measure and not how.only and request.scale in study.needs_gpu and not request.device.startswith("cuda"):
         typer.echo(

@@ -82,6 +82,15 @@ def draw_start(layout: Layout, seeds: Sequence[int], device: str, start: str = H
     return found
 
 
+@dataclass(frozen=True)
+class StartStates:
+    """What the network at the start makes of some images: the input and the gates of every layer, and the outputs."""
+
+    inputs: list[Tensor]
+    gates: list[Tensor]
+    outputs: Tensor
+
+
 class Stack:
     """One kind of model for all seeds: its parameters, and its outputs ``[S, n, 10]``."""
 
@@ -123,6 +132,33 @@ class Stack:
                 some = [part.expand(len(moved[0][0]), *part.shape) for part in x.split(at_once)]
                 found.append(torch.cat([self._outputs(base, moved, part) for part in some], 1))
         return torch.cat(found)
+
+    @torch.no_grad()
+    def start_states(self, x: Float[Tensor, "n c h w"]) -> StartStates | None:
+        """What f_0 makes of images that all seeds share, for :meth:`outputs_from`; ``None`` unless linearised and all dense."""
+        if self.kind == "full" or self.base[0][0].ndim == 5:
+            return None
+        inputs, gates, h = [], [], x.flatten(1).expand(len(self.base[0][0]), -1, -1)
+        with exact_float32():
+            for weight, bias in self.base:
+                inputs.append(h)
+                output = _affine(h, weight, bias)
+                gates.append(output > 0)
+                h = output.relu()
+        return StartStates(inputs, gates[:-1], output)
+
+    @torch.no_grad()
+    def outputs_from(self, states: StartStates) -> Float[Tensor, "s n o"]:
+        """The outputs for the images of ``states``: what f_0 makes of them is not computed again."""
+        moved = None
+        with exact_float32():
+            for place, (layer, (weight, _)) in enumerate(zip(self.trained, self.base, strict=True)):
+                own = _affine(states.inputs[place], *layer_change(layer))
+                moved = own if moved is None else torch.baddbmm(own, moved, weight.mT)
+                if place < len(states.gates):
+                    moved *= states.gates[place]
+        assert moved is not None
+        return states.outputs + moved
 
     def _outputs(self, base: Weights, trained: Sequence[tuple[Tensor, ...]], x: Tensor) -> Tensor:
         return network_outputs(trained, x) if self.kind == "full" else linearised_outputs(base, trained, x)
@@ -329,12 +365,14 @@ def train_until_patience_ends(case: ModelCase, size: int, work: Work) -> NDArray
     model = Stack(case.kind, task.layout, seeds, device, task.start)
     descent = Descent(model, task.optimiser, x, labels, batch_size(size))
     at_once = CONVOLVED_AT_ONCE if task.layout.channels else AT_ONCE
+    states = model.start_states(test_x)
     history: list[Tensor] = []
     for epoch in range(case.epochs):
         if epoch > 0 and task.draws_every_epoch:
             descent.replace_images(*draw_subsets(images, size, seeds, epoch))
         descent.epoch(batch_order(case.members, epoch, size))
-        wrong = (model.outputs(test_x, at_once).argmax(-1) != test_labels).double()  # [S, tests]
+        outputs = model.outputs(test_x, at_once) if states is None else model.outputs_from(states)
+        wrong = (outputs.argmax(-1) != test_labels).double()  # [S, tests]
         history.append(torch.stack([half.mean(1) for half in wrong.tensor_split(2, 1)], 1).cpu())
         errors = torch.stack(history, 1).numpy()
         if all(is_patience_over(own) for own in errors):
