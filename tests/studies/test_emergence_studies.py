@@ -16,7 +16,7 @@ from unlazy.data.files import DataMissing
 from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import TruncatedNet, mirrored_start
 from unlazy.runtime import InputError, stream
-from unlazy.studies.emergence import clusters, fixed_features, lemmas, teacher_student, weights
+from unlazy.studies.emergence import clusters, fixed_features, lemmas, queries, teacher_student, weights
 from unlazy.studies.emergence import fixed_features_methods as methods
 from unlazy.studies.emergence.common import accuracy
 from unlazy.studies.engine import Reproduction, reproduce
@@ -29,6 +29,7 @@ STUDIES = {
     "lemmas": lemmas,
     "weights": weights,
     "fixed-features": fixed_features,
+    "queries": queries,
     "clusters": clusters,
     "teacher-student": teacher_student,
 }
@@ -36,6 +37,7 @@ CLAIMS = {
     "lemmas": ["B1", "B2", "B3", "B4"],
     "weights": ["B5", "B6"],
     "fixed-features": ["B7", "B8", "B9", "B10"],
+    "queries": ["B13"],
     "clusters": ["B11"],
     "teacher-student": ["B12"],
 }
@@ -133,7 +135,9 @@ def test_all_seeds_of_the_scale_judge_the_bound_and_ten_the_methods() -> None:
             assert seeds[data, method, features] == 10
         assert seeds[data, "random", 20_000] == 5
     assert seeds["bound", "neurons", None] == seeds["bound", "cosines", None] == 20
-    assert seeds["structured", "plain", None] == seeds["bound", "network", None] == 3
+    assert seeds["structured", "plain", None] == 5 * len(fixed_features.CONSTANTS)
+    assert seeds["bound", "network", None] == seeds["unstructured", "ordinary", None] == 3
+    assert seeds["interval", "network", None] == seeds["threshold", "random", 2000] == 5
 
 
 # --- methods ---------------------------------------------------------------------------------------
@@ -424,14 +428,9 @@ def test_the_papers_table_holds_where_it_should() -> None:
             "largest irrelevant component over the mean relevant one",
         ),
         (
-            {"quantity": "ratio", "data": "sample", "at": 2, "value": 0.5},
+            {"quantity": "scanned_ratio", "at": 2, "first_rate": 1e6, "value": 0.5},
             "B4",
-            "noise-to-signal ratio, step 2 over step 1",
-        ),
-        (
-            {"quantity": "ratio", "data": "population", "at": 2, "value": 0.5},
-            "B4",
-            "the same on a whole population of fewer patterns",
+            "whole population, first rate x 1e+06: noise to signal, step 2 over step 1",
         ),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from unlazy.data.patterns import Patterns, interval_rule, majority_rule
 from unlazy.models.truncated import gradients, mirrored_start, paper_schedule, smoothed_slope, train
 from unlazy.runtime import InputError, stream
-from unlazy.theory.bounds import fixed_feature_bound, learning_conditions, query_bound
+from unlazy.theory.bounds import fixed_feature_bound, learning_conditions, least_learnable_relevant, query_bound
 from unlazy.theory.emergence import (
     Decomposition,
     decompose,
@@ -184,3 +184,22 @@ def test_theorem_3_counts() -> None:
     assert query_bound(40_000, 2_000).least == math.inf  # C(D, k) is beyond every float; the bound still stands
     with pytest.raises(InputError, match="tolerance above 0"):
         bound.rules_out(1, 0.0)
+
+
+def test_theorem_1_can_first_be_met_at_some_twenty_thousand_relevant_patterns() -> None:
+    """The least k meets all conditions with its own D and m, and the one below does not, whatever D and m."""
+    k = least_learnable_relevant(error=0.1)
+    for relevant, met in ((k, True), (k - 1, False)):
+        pairs = math.ceil(relevant**12 / 0.1**1.5) + 1
+        facts = {"patterns": 2 * relevant**2, "pairs": pairs, "background": 0.5, "gamma": 0.25, "error": 0.1}
+        conditions = learning_conditions(relevant=relevant, **facts)  # type: ignore[arg-type]
+        assert all(condition.holds for condition in conditions) == met
+        assert min(condition.slack for condition in conditions) == pytest.approx(1, rel=1e-3)
+    assert least_learnable_relevant(error=0.5) < k  # a larger error needs fewer neurons
+
+
+def test_slack_is_the_largest_constant_that_still_holds() -> None:
+    facts = {"patterns": 100, "relevant": 5, "pairs": 300, "background": 0.5, "gamma": 0.25, "error": 0.1}
+    slack = learning_conditions(**facts)[1].slack  # type: ignore[arg-type]
+    for factor, holds in ((0.99, True), (1.01, False)):
+        assert learning_conditions(**facts, relevant_constant=factor * slack)[1].holds == holds  # type: ignore[arg-type]

@@ -24,6 +24,11 @@ class Condition:
         """Whether what is given reaches what is needed."""
         return self.given >= self.needed
 
+    @property
+    def slack(self) -> float:
+        """The largest factor on the hidden constant with which the condition would still hold."""
+        return self.given / self.needed
+
 
 def learning_conditions(
     *,
@@ -56,6 +61,30 @@ def learning_conditions(
         Condition("m >= c k^12 / eps^(3/2)", pairs, width_constant * k**12 / error**1.5),
         Condition("m >= D", pairs, patterns),
     )
+
+
+def least_learnable_relevant(*, error: float = 0.1, failure: float = 0.05, gamma: float = 0.25) -> int:
+    """The least k for which Theorem 1's conditions can be met at all, with hidden constants 1 and the least D and m.
+
+    p_o <= 1/2 makes D at least 2 k^2, and m is at least k^12 / error^(3/2); the condition on k then decides.
+
+    >>> least_learnable_relevant()
+    22069
+    """
+
+    def is_met(k: int) -> bool:
+        facts = {"patterns": 2 * k**2, "relevant": k, "pairs": math.ceil(k**12 / error**1.5) + 1, "background": 0.5}
+        conditions = learning_conditions(**facts, gamma=gamma, error=error, failure=failure)
+        return all(condition.holds for condition in conditions)
+
+    high = 2
+    while not is_met(high):
+        high *= 2
+    low = high // 2  # k grows faster than its condition from here on
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_met(middle) else (middle, high)
+    return high
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from unlazy.data.patterns import Patterns, PatternSample
 from unlazy.models.truncated import Phase, TruncatedNet, in_span, mirrored_start, paper_schedule, train
 from unlazy.studies.study import Case, require_at_least_one
 
-STRUCTURED_GAMMA = 0.25  # gamma of the structured data; learning rates and starts are set for it on all data
+STRUCTURED_GAMMA = 0.25  # gamma of structured parity data; without structure, rates and starts are set for it
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,20 @@ def patterns_of(case: Case, structured: bool = True) -> Patterns:
 def start_network(pairs: int, patterns: Patterns) -> TruncatedNet:
     """The paper's mirrored start: drawn in input space, then written in pattern coordinates, which changes no output."""
     k, deviation, seed = patterns.relevant, patterns.deviation, patterns.seed
-    net = mirrored_start(patterns.inputs, pairs, relevant=k, gamma=STRUCTURED_GAMMA, deviation=deviation, seed=seed)
+    gamma = schedule_gamma(patterns)
+    net = mirrored_start(patterns.inputs, pairs, relevant=k, gamma=gamma, deviation=deviation, seed=seed)
     return in_span(net, patterns.dictionary())
+
+
+def schedule_gamma(patterns: Patterns) -> float:
+    """The gamma for which start and rates are set: that of the data, and of structured parity where there is no structure."""
+    return patterns.gamma if patterns.structured else STRUCTURED_GAMMA
 
 
 def training_phases(pairs: int, patterns: Patterns, **options: Any) -> tuple[Phase, Phase, Phase]:
     """The paper's phases of training for these data; ``options`` as in ``paper_schedule``."""
     k, deviation = patterns.relevant, patterns.deviation
-    return paper_schedule(pairs, relevant=k, gamma=STRUCTURED_GAMMA, deviation=deviation, **options)
+    return paper_schedule(pairs, relevant=k, gamma=schedule_gamma(patterns), deviation=deviation, **options)
 
 
 def networks_of_first_steps(pairs: int, patterns: Patterns, sample: PatternSample) -> list[TruncatedNet]:

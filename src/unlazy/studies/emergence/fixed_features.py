@@ -20,7 +20,7 @@ from torch import Tensor
 from unlazy import plots
 from unlazy.claims.claim import Claim, Part, Quantity, Shown
 from unlazy.claims.functions import difference
-from unlazy.data.patterns import Patterns, PatternSample
+from unlazy.data.patterns import Patterns, PatternSample, interval_rule, majority_rule
 from unlazy.models.truncated import Phase, TruncatedNet, smoothed_slope, train
 from unlazy.runtime import stream
 from unlazy.studies.emergence.common import (
@@ -43,6 +43,8 @@ from unlazy.studies.emergence.fixed_features_methods import (
     random_neurons,
     ridge_on_features,
     ridge_on_kernel,
+    scaled_inputs,
+    train_ordinary_network,
 )
 from unlazy.studies.study import Case, Figure, Results, Study, Work, make_cases
 from unlazy.studies.table import Rows
@@ -50,7 +52,10 @@ from unlazy.theory.bounds import fixed_feature_bound
 from unlazy.training.recursive_features import recursive_features, top_directions
 
 STRUCTURED, UNSTRUCTURED, BOUND = "structured", "unstructured", "bound"
-"""Kinds of data; ``bound``: structured, at a size where the bound of Theorem 2 is above zero."""
+THRESHOLD, INTERVAL = "threshold", "interval"
+FEWER_RELEVANT = {"unstructured, 2 relevant": 2, "unstructured, 3 relevant": 3}
+"""Kinds of data. *structured*, *unstructured*: parity. *bound*: structured, at a size where the bound of Theorem 2 is above zero.
+*threshold*, *interval*: structured, other label rules. The others: unstructured parity of fewer relevant patterns."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Settings(Size):
     bound_outer_rate: float = 0.3
 
 
-SMALL = {"inputs": 60, "patterns": 20, "relevant": 3, "pairs": 20, "samples": 300, "tests": 200, "validation": 100}
+SMALL = {"inputs": 60, "patterns": 20, "relevant": 5, "pairs": 20, "samples": 300, "tests": 200, "validation": 100}
 SMALL_BOUND = {"bound_patterns": 40, "bound_relevant": 5, "bound_features": 10, "bound_samples": 300, "bound_steps": 20}
 SCALES = {
     "smoke": Settings(
@@ -105,8 +110,14 @@ SCALES = {
 }
 SEEDS = {"smoke": 2, "desk": 3, "paper": 20}
 METHOD_SEEDS, WIDE_SEEDS, FEW_SEEDS = 10, 5, 3
-"""The most seeds of a method, of the widest random features, and of the long extra trainings. The relevant sets of Theorem 2 take
-seconds and get all seeds of the scale."""
+"""The most seeds of a method, of the widest random features and the extra trainings, and of the longest trainings. The relevant
+sets of Theorem 2 take seconds and get all seeds of the scale."""
+CONSTANTS = (
+    1,
+    10,
+    100,
+    1000,
+)  # by which the rate of the paper's own third phase is multiplied: the paper leaves it open
 
 
 def cases(settings: Settings, seeds: Sequence[int]) -> list[Case]:
@@ -121,7 +132,8 @@ def cases(settings: Settings, seeds: Sequence[int]) -> list[Case]:
     ]
     wanted = [(data, *one) for data in (STRUCTURED, UNSTRUCTURED) for one in everywhere]
     wanted += [
-        (STRUCTURED, "plain", None, FEW_SEEDS),
+        *((rule, *one) for rule in (THRESHOLD, INTERVAL) for one in other_rule_methods(settings)),
+        *((data, "ordinary", None, FEW_SEEDS) for data in (STRUCTURED, *FEWER_RELEVANT, UNSTRUCTURED)),
         (BOUND, "neurons", None, len(seeds)),
         (BOUND, "cosines", None, len(seeds)),
         (BOUND, "network", None, FEW_SEEDS),
@@ -131,10 +143,22 @@ def cases(settings: Settings, seeds: Sequence[int]) -> list[Case]:
         for data, method, features, count in wanted
         for seed in seeds[:count]
     ]
+    plain = {"data": STRUCTURED, "method": "plain", "features": None}
+    places += [{**plain, "constant": constant, "seed": seed} for constant in CONSTANTS for seed in seeds[:WIDE_SEEDS]]
     return make_cases(places, settings, without=("widths", "wide"))
 
 
+def other_rule_methods(settings: Settings) -> list[tuple[str, int | None, int]]:
+    """The methods that are trained on other label rules: name, number of features, most seeds."""
+    return [("network", None, WIDE_SEEDS), *(("random", count, WIDE_SEEDS) for count in settings.widths)]
+
+
 # --- measuring: networks -----------------------------------------------------------------------------
+
+NEARLY_ALL = 0.99  # B7, and when an ordinary network has learned
+ORDINARY_LENGTH = (
+    3  # steps of an ordinary network over those of the third phase: 1.5 million samples at the paper's scale
+)
 
 Data = tuple[Patterns, PatternSample, PatternSample]  # the distribution, training samples, test samples
 Watch = Callable[[int, TruncatedNet], None]
@@ -150,8 +174,21 @@ def measure(case: Case, work: Work) -> Rows:
 
 def draw_data(case: Case) -> Data:
     """The distribution, the samples to learn from, and those to test on."""
-    patterns = patterns_of(case, case.data == STRUCTURED)
+    patterns = distribution(case)
     return patterns, patterns.draw(case.samples), patterns.draw(case.tests, "test")
+
+
+def distribution(case: Case) -> Patterns:
+    """The data of a case. The interval has neither none nor all relevant patterns in it; A0 sets its share of fair coins."""
+    sizes, k = (case.inputs, case.patterns), case.relevant
+    if case.data in FEWER_RELEVANT:
+        return Patterns.unstructured(*sizes, FEWER_RELEVANT[case.data], seed=case.seed)
+    if case.data == THRESHOLD:
+        return Patterns(*sizes, k, rule=majority_rule(k), seed=case.seed)
+    if case.data == INTERVAL:
+        inside = 1 - (k + 2) / 2**k  # of fair coins: 2 to k - 1 of k patterns are present
+        return Patterns(*sizes, k, rule=interval_rule(2, k - 1), mixture=0.5 / inside, seed=case.seed)
+    return patterns_of(case, case.data == STRUCTURED)
 
 
 def draw_batch_rows(case: Case, step: int, sample: PatternSample, batch: int) -> Tensor:
@@ -203,11 +240,36 @@ def measure_network(case: Case, rows: Rows) -> None:
 
 
 def measure_plain_descent(case: Case, rows: Rows) -> None:
-    """The network with the paper's own third phase, plain descent of all parameters, its constants taken as one."""
+    """The network with the paper's own third phase, plain descent of all parameters; its rate has the constant of the case.
+
+    ``accuracy_best``: the best of the steps at which it was measured, since Theorem 1 speaks of some step up to T.
+    """
     patterns, sample, test = draw_data(case)
-    third = training_phases(case.pairs, patterns, steps=case.plain_steps)[2]
+    third = training_phases(case.pairs, patterns, steps=case.plain_steps, rate_factor=case.constant)[2]
     nets = networks_of_first_steps(case.pairs, patterns, sample)
-    add_final_numbers(rows, train_third_phase(case, nets, sample, third, case.batch), test)
+    phi, y, seen = test.phi.float(), test.y.float(), list[float]()
+
+    def watch(step: int, net: TruncatedNet) -> None:
+        if step % case.every == 0 or step == case.plain_steps + 2:
+            seen.append(accuracy(net(phi), y))
+
+    add_final_numbers(rows, train_third_phase(case, nets, sample, third, case.batch, watch), test)
+    rows.add("accuracy_best", max(seen))
+
+
+def measure_ordinary_network(case: Case, rows: Rows) -> None:
+    """An ordinary ReLU network on new samples at every step, until it has learned: its last test accuracy, the samples seen."""
+    patterns = distribution(case)
+    test = patterns.draw(case.tests, "test")
+    steps, reached, needed = ORDINARY_LENGTH * case.steps, 0.0, float("inf")
+    for step, net in train_ordinary_network(patterns, 2 * case.pairs, steps, case.batch):
+        if step % case.every == 0:
+            reached = accuracy(net(scaled_inputs(patterns, test))[:, 0].detach(), test.y)
+            if reached > NEARLY_ALL:
+                needed = float(step * case.batch)
+                break
+    rows.add("accuracy", reached, at="end")
+    rows.add_all({"samples_to_learn": needed, "samples_offered": float(steps * case.batch)})
 
 
 def add_final_numbers(rows: Rows, net: TruncatedNet, test: PatternSample) -> Float[Tensor, " n"]:
@@ -351,6 +413,7 @@ def measure_bound_network(case: Case, rows: Rows) -> None:
 METHODS = {
     "network": measure_network,
     "plain": measure_plain_descent,
+    "ordinary": measure_ordinary_network,
     "linearised": measure_linearised,
     "random": measure_random,
     "infinite": measure_infinite,
@@ -364,7 +427,6 @@ METHODS = {
 
 # --- claims ------------------------------------------------------------------------------------------
 
-NEARLY_ALL = 0.99  # B7
 CLEARLY_BELOW = 0.1  # B8: ten points of test accuracy
 NEAR_CHANCE = 0.52  # B9
 ROUNDS = 3  # of the recursive feature machine
@@ -396,6 +458,35 @@ def least_excess(certified: NDArray[Any], bound: NDArray[Any], binds: float = 0.
     excess = np.where(bound >= binds, certified - bound, np.nan)
     least = np.fmin.reduce(excess)
     return np.array([least if least <= 0 or not np.isnan(excess).any() else np.nan])
+
+
+def best_of(*accuracies: NDArray[Any]) -> NDArray[Any]:
+    """The best of several accuracies of a seed."""
+    return np.max(accuracies, axis=0)
+
+
+def plain(quantity: str, constant: int, at: str | None = None) -> Quantity:
+    """A number of the network with the paper's own third phase."""
+    return Quantity(quantity, at, data=STRUCTURED, method="plain", constant=constant)
+
+
+def other_rule_parts(data: str) -> list[Part]:
+    """On data with another label rule, the network is nearly always right (B7)."""
+    learned = at_end("accuracy", data)
+    return [Part(f"{data} rule, ours: test accuracy", learned, above=NEARLY_ALL, seeds=WIDE_SEEDS)]
+
+
+def network_ahead_elsewhere(data: str) -> Part:
+    """The network is clearly better than random features on data with another label rule (B8)."""
+    both = at_end("accuracy", data), at_end("accuracy", data, "random", features=2000)
+    says = f"{data} rule: network less 2000 random features, tuned ridge"
+    return Part(says, both, by=difference, above=CLEARLY_BELOW, unit="accuracy", seeds=WIDE_SEEDS)
+
+
+def ordinary_near_chance(data: str) -> Part:
+    """An ordinary network with many more samples stays near chance, too (B9)."""
+    words = f"{data}: ordinary ReLU network, up to 1.5 million samples, accuracy"
+    return Part(words, at_end("accuracy", data, "ordinary"), below=NEAR_CHANCE, unit="accuracy", seeds=FEW_SEEDS)
 
 
 def network_ahead_parts(methods: dict[str, dict[str, Any]]) -> list[Part]:
@@ -455,13 +546,38 @@ CLAIMS = (
         where="Fig. 1",
         paper="near 100 % test",
         figure="accuracy",
-        parts=[Part("test accuracy", at_end("accuracy", STRUCTURED), above=NEARLY_ALL, seeds=METHOD_SEEDS)],
+        parts=[
+            Part(
+                "the paper's own third phase, best rate constant of 1, 10, 100, 1000: best test accuracy up to T",
+                tuple(plain("accuracy_best", constant) for constant in CONSTANTS),
+                by=best_of,
+                above=NEARLY_ALL,
+                seeds=WIDE_SEEDS,
+            )
+        ],
+        controls=[
+            Part(
+                "third phase with Adam on the outer weights: test accuracy",
+                at_end("accuracy", STRUCTURED),
+                above=NEARLY_ALL,
+                seeds=METHOD_SEEDS,
+            ),
+            *other_rule_parts(THRESHOLD),
+            *other_rule_parts(INTERVAL),
+        ],
         shows=[
-            Shown("test accuracy on the inputs without structure", at_end("accuracy_uniform", STRUCTURED)),
-            Shown("test hinge loss", at_end("hinge", STRUCTURED)),
+            Shown("ours: test accuracy on the inputs without structure", at_end("accuracy_uniform", STRUCTURED)),
+            Shown("ours: test hinge loss", at_end("hinge", STRUCTURED)),
             Shown("counting relevant patterns, more than half (a linear rule)", COUNTING),
-            Shown("paper's own third phase, constants 1: accuracy", at_end("accuracy", STRUCTURED, "plain")),
-            Shown("paper's own third phase, constants 1: hinge loss", at_end("hinge", STRUCTURED, "plain")),
+            *(
+                Shown(f"the paper's own third phase, rate constant {constant}: {words}", plain(quantity, constant, at))
+                for constant in CONSTANTS
+                for quantity, at, words in (
+                    ("accuracy_best", None, "best accuracy up to T"),
+                    ("accuracy", "end", "accuracy at T"),
+                    ("hinge", "end", "hinge loss at T"),
+                )
+            ),
             *(
                 Shown(STEP_COSINE.format(step), Quantity("gradient_cosine", step, data=STRUCTURED, method="network"))
                 for step in (0, 1, 2)
@@ -478,7 +594,11 @@ CLAIMS = (
         paper="clearly lower; no number",
         figure="accuracy",
         parts=network_ahead_parts(OWN_METHODS),
-        controls=network_ahead_parts(OTHER_METHODS),
+        controls=[
+            *network_ahead_parts(OTHER_METHODS),
+            network_ahead_elsewhere(THRESHOLD),
+            network_ahead_elsewhere(INTERVAL),
+        ],
         shows=[
             *(
                 Shown(f"{name}: {what}", at_end(quantity, STRUCTURED, **which))
@@ -492,15 +612,25 @@ CLAIMS = (
     Claim(
         "B9",
         says=(
-            "On parity data whose inputs carry no structure the trained network, its linearisation and random "
-            "features all stay near chance."
+            "On parity data whose inputs carry no structure, and within the experiment's budget of 6000 samples, "
+            "the trained network, its linearisation and random features all stay near chance."
         ),
         where="Fig. 1",
         paper="near 50 % test",
         figure="accuracy",
         parts=near_chance_parts({"network": {}} | OWN_METHODS),
-        controls=near_chance_parts(OTHER_METHODS),
-        shows=shown_kernels(UNSTRUCTURED),
+        controls=[
+            *near_chance_parts(OTHER_METHODS),
+            *(ordinary_near_chance(data) for data in (UNSTRUCTURED, *FEWER_RELEVANT)),
+        ],
+        shows=[
+            *shown_kernels(UNSTRUCTURED),
+            *(
+                Shown(f"{data}: samples of the ordinary network until 0.99", Quantity("samples_to_learn", **where))
+                for data in (STRUCTURED, *FEWER_RELEVANT, UNSTRUCTURED)
+                for where in ({"data": data, "method": "ordinary"},)
+            ),
+        ],
     ),
     Claim(
         "B10",
@@ -613,7 +743,7 @@ STUDY = Study(
     paper="emergence",
     scales=SCALES,
     seeds=SEEDS,
-    columns=("data", "method", "features"),
+    columns=("data", "method", "features", "constant"),
     cases=cases,
     measure=measure,
     claims=CLAIMS,

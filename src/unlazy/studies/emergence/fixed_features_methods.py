@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from unlazy.data.patterns import Patterns
+from unlazy.data.patterns import Patterns, PatternSample
 from unlazy.models.truncated import Adam, TruncatedNet, smoothed_slope
 from unlazy.runtime import require, stream
 from unlazy.studies.emergence.common import STRUCTURED_GAMMA, accuracy, solve_ridge
@@ -168,6 +168,35 @@ def descend_in_function_space(
         pulled = rows[y[rows] * (kernel[rows] @ coefficients) < 1]
         coefficients.index_add_(0, pulled, rate * (1 - (number - 1) / steps) / len(rows) * y[pulled])
         yield coefficients
+
+
+# --- an ordinary network beside them ------------------------------------------------------------------
+
+
+def scaled_inputs(patterns: Patterns, sample: PatternSample) -> Float[Tensor, "n D"]:
+    """The inputs in pattern coordinates, scaled so that a fair pattern is -1 or 1; in float32."""
+    return (2 * patterns.deviation * sample.phi).float()
+
+
+def train_ordinary_network(
+    patterns: Patterns, width: int, steps: int, batch: int, rate: float = 1e-3
+) -> Iterator[tuple[int, nn.Module]]:
+    """Yield the step and the network after 0, 1, 2, .. steps of Adam on the hinge loss, each with ``batch`` new samples.
+
+    One hidden layer of ReLU units from PyTorch's default start.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(patterns.seed, "ordinary network").initial_seed())
+        net = nn.Sequential(nn.Linear(patterns.patterns, width), nn.ReLU(), nn.Linear(width, 1))
+    optimiser = torch.optim.Adam(net.parameters(), lr=rate)
+    yield 0, net
+    for step in range(1, steps + 1):
+        drawn = patterns.draw(batch, f"ordinary {step}")
+        loss = (1 - drawn.y.float() * net(scaled_inputs(patterns, drawn))[:, 0]).clamp_min(0).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        yield step, net
 
 
 # --- the least hinge loss inside a ball --------------------------------------------------------------

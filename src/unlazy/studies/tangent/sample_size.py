@@ -229,7 +229,7 @@ def draw_errors(axis: plots.Axes, results: Results, data: str) -> None:
             labelled.add(kind)
             marks |= set(sizes.astype(int).tolist())
     for place, kind in enumerate(KINDS):
-        hollow = {"markersize": 4, "markerfacecolor": "none", "color": plots.COLOURS[COLOUR[kind]]}
+        hollow: dict[str, Any] = {"markersize": 4, "markerfacecolor": "none", "color": plots.COLOURS[COLOUR[kind]]}
         axis.plot(list(published), [found[place] for found in published.values()], "D", **hollow)
     axis.set(xscale="log", yscale="log", title=data, xlabel="training images n", ylabel="test error")
     axis.set_xticks(sorted(marks), [str(mark) for mark in sorted(marks)])  # numbers as they are, not as powers of ten
