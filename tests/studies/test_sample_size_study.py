@@ -176,7 +176,7 @@ def quiet(what: str, done: int, total: int) -> None:
 def test_every_training_has_a_folder_whatever_the_device() -> None:
     cases = study.cases(study.STUDY.settings("paper"), range(10))
     folders = [case.folder(size, Path()) for case in cases for size in case.task.sizes]
-    assert len(set(folders)) == len(folders) == 33 + 12 + 6
+    assert len(set(folders)) == len(folders) == 33 + 9 + 6
     assert "device" not in cases[0].recipe(125)
     assert [len(case.seeds) for case in cases[::3]] == [10, 10, 5, 5, 10, 5]
     assert [batch_size(size) for size in (20, 125, 250)] == [20, 25, 50]
