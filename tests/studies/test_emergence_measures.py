@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from unlazy.data.patterns import Patterns
+from unlazy.data.patterns import Patterns, check_assumptions
 from unlazy.data.planted import Planted
 from unlazy.kernels.tangent import tangent_kernel
 from unlazy.models.build import build
@@ -18,9 +18,11 @@ from unlazy.studies.emergence.common import (
     accuracy,
     networks_of_first_steps,
     patterns_of,
+    schedule_gamma,
     start_network,
     training_phases,
 )
+from unlazy.studies.emergence.fixed_features_methods import scaled_inputs, train_ordinary_network
 from unlazy.studies.study import Work, make_cases
 from unlazy.studies.table import Rows, Table
 from unlazy.theory.emergence import decompose
@@ -159,6 +161,51 @@ def test_a_case_without_structure_has_none() -> None:
             uniform[case.data] = float(fixed_features.draw_data(case)[1].uniform.double().mean())
     assert uniform["unstructured"] == 1
     assert uniform["structured"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_other_label_rules_reach_the_sampler() -> None:
+    """Labels by the count of relevant patterns; A0 and A1 hold on a sample; an interval has neither none nor all of them."""
+    cases = {case.data: case for case in fixed_features.cases(fixed_features.SCALES["smoke"], [0])}
+    wanted = {"threshold": {3, 4, 5}, "interval": {2, 3, 4}}
+    for data, positive in wanted.items():
+        patterns = fixed_features.distribution(cases[data])
+        sample = patterns.draw(20_000)
+        counts = sample.indicators[:, patterns.relevant_set()].sum(1)
+        assert set(counts[sample.y > 0].tolist()) == positive
+        report = check_assumptions(sample.indicators, sample.y, patterns.relevant_set())
+        assert (report["a0"], report["a1"]) == (True, True)
+        assert report["gamma_mean"].contains(patterns.gamma)
+        assert schedule_gamma(patterns) == patterns.gamma
+    fewer = fixed_features.distribution(cases["unstructured, 2 relevant"])
+    assert (fewer.relevant, fewer.structured, schedule_gamma(fewer)) == (2, False, 0.25)
+
+
+def test_an_ordinary_network_learns_an_easy_parity_and_sees_new_samples() -> None:
+    patterns = Patterns.unstructured(8, 8, 2)
+    test = patterns.draw(500, "test")
+    inputs = scaled_inputs(patterns, test)
+    assert set(inputs.abs().flatten().tolist()) == {1.0}
+    trained = dict(train_ordinary_network(patterns, 100, 400, 50))
+    assert list(trained) == list(range(401))
+    assert accuracy(trained[400](inputs)[:, 0].detach(), test.y) > 0.99
+
+
+def test_the_constant_multiplies_the_rate_of_the_third_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {}
+    follow = fixed_features.train_third_phase
+
+    def noting(case: Any, nets: Any, sample: Any, phase: Any, *rest: Any) -> Any:
+        rates[case.constant] = phase.rate
+        assert phase.outer_rate is None
+        return follow(case, nets, sample, phase, *rest)
+
+    monkeypatch.setattr(fixed_features, "train_third_phase", noting)
+    for case in fixed_features.cases(fixed_features.SCALES["smoke"], [0]):
+        if case.method == "plain":
+            measured(fixed_features, case)
+    assert {constant: rate / rates[1] for constant, rate in rates.items()} == pytest.approx(
+        {1: 1, 10: 10, 100: 100, 1000: 1000}
+    )
 
 
 def test_shuffled_labels_are_the_same_images_with_other_labels(monkeypatch: pytest.MonkeyPatch) -> None:
