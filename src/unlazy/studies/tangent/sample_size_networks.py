@@ -301,7 +301,8 @@ class ScriptTask(Task):
     redrawn: bool = True
 
     def __str__(self) -> str:
-        return f"{super().__str__()}-{'redrawn' if self.redrawn else 'fixed'}"
+        sizes = "-".join(str(size) for size in self.sizes)
+        return f"{super().__str__()}-{'redrawn' if self.redrawn else 'fixed'}-{sizes}"
 
     @property
     def start(self) -> str:
