@@ -77,6 +77,10 @@ STUDY = ul.Study(
 '''
 
 
+def quiet(what: str, done: int, total: int) -> None:
+    assert 0 <= done <= total, what
+
+
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     return write(tmp_path, "study.py")
@@ -198,6 +202,38 @@ def test_rows_of_another_machine_are_kept(toy: Path) -> None:
     assert found.results["measured_cases"] == 6
     assert found.results["claims"][0]["verdict"] == "holds"
     assert len(log(toy)) == 6
+
+
+MIXED = """
+import unlazy as ul
+from unlazy.studies.study import make_cases
+
+
+def cases(settings, seeds):
+    places = [{"seed": seed} for seed in seeds] + [{"seed": seed, "extra": "yes"} for seed in seeds]
+    return make_cases(places, settings)
+
+
+def measure(case, work):
+    rows = ul.Rows()
+    rows.add("with" if hasattr(case, "extra") else "without", case.seed)
+    return rows
+
+
+STUDY = ul.Study("mixed", "ours", {"desk": {"a": 1}}, {"desk": 2}, measure, cases, columns=("extra",))
+"""
+
+
+def test_cases_that_lack_a_column_do_not_take_the_rows_of_those_that_have_it(tmp_path: Path) -> None:
+    """Rows from the results folder, beside cases measured in another call."""
+    file = tmp_path / "mixed.py"
+    file.write_text(MIXED)
+    first = Request(str(file), "desk", tmp_path / "runs", tmp_path / "results")
+    wanted = reproduce(first, ExecutionOptions(), progress=quiet).results["table_sha256"]
+    for other in ("b", "c"):
+        elsewhere = Request(str(file), "desk", tmp_path / other, tmp_path / "results")
+        found = reproduce(elsewhere, ExecutionOptions(only="yes,*"), progress=quiet)
+        assert found.results["table_sha256"] == wanted
 
 
 def test_no_case_starts_that_would_end_too_late(toy: Path) -> None:

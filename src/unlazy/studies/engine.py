@@ -302,6 +302,7 @@ def assemble_table(request: Request) -> tuple[Table, list[dict[str, Any]]]:
     earlier_table = Table.read(path) if path.exists() else None
     rows: list[dict[str, Any]] = []
     cases = []
+    names = {name for case in request.cases for name in request.study.case_columns(case)} - {"seed"}
     for case in request.cases:
         saved = read_saved_case(request, case)
         case_id = request.study.case_id(case)
@@ -310,7 +311,9 @@ def assemble_table(request: Request) -> tuple[Table, list[dict[str, Any]]]:
             about = {"id": case_id, **{key: saved[key] for key in ("case", "columns", "provenance")}}
         elif case_id in earlier_cases and earlier_table is not None:
             about = earlier_cases[case_id]
-            table = earlier_table.where(**about["columns"])
+            table = earlier_table.where(
+                **(dict.fromkeys(names, "") | about["columns"])
+            )  # columns of other cases are empty
         else:
             continue
         cases.append(about)
