@@ -52,6 +52,10 @@ def test_every_set_in_a_vote_is_ruled_out() -> None:
     assert before - oracle.consistent >= 0.9 * math.floor(0.6 * 2 / (math.pi * tolerance**2))
 
 
+def test_the_set_is_found_with_more_queries() -> None:
+    assert query_bound(8, 4).least < queries.queries_to_find(8, seed=1) <= math.comb(8, 4)
+
+
 def test_the_claim_flips() -> None:
     (claim,) = queries.CLAIMS
     rows = [

@@ -61,11 +61,12 @@ def ask_sums(oracle: AdversarialOracle, tolerance: float, seed: int) -> Iterator
 
 
 def ask_votes(oracle: AdversarialOracle, count: int, seed: int) -> Iterator[Query]:
-    """The label times the majority vote of the parities of ``count`` random sets that are still possible."""
+    """The label times the majority vote of the parities of ``count`` random sets that are still possible, at most half of them."""
     draws = stream(seed, "votes")
     while True:
         possible = oracle.candidates()
-        chosen = possible[torch.randperm(len(possible), generator=draws)[:count]]
+        voters = max(1, min(count, len(possible) // 2))  # a vote of all would tell none of them apart
+        chosen = possible[torch.randperm(len(possible), generator=draws)[:voters]]
         yield partial(label_times_vote, sets=chosen)
 
 
