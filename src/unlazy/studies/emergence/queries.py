@@ -61,7 +61,7 @@ def ask_sums(oracle: AdversarialOracle, tolerance: float, seed: int) -> Iterator
 
 
 def ask_votes(oracle: AdversarialOracle, count: int, seed: int) -> Iterator[Query]:
-    """The label times the majority vote of the parities of ``count`` random sets that are still possible, at most half of them."""
+    """The label times the majority vote of the parities of ``count`` random sets still possible (at most half of these)."""
     draws = stream(seed, "votes")
     while True:
         possible = oracle.candidates()
