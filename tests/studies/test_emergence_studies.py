@@ -16,7 +16,7 @@ from unlazy.data.files import DataMissing
 from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import TruncatedNet, mirrored_start
 from unlazy.runtime import InputError, stream
-from unlazy.studies.emergence import clusters, fixed_features, lemmas, queries, teacher_student, weights
+from unlazy.studies.emergence import clusters, first_rate, fixed_features, lemmas, queries, teacher_student, weights
 from unlazy.studies.emergence import fixed_features_methods as methods
 from unlazy.studies.emergence.common import accuracy
 from unlazy.studies.engine import Reproduction, reproduce
@@ -29,12 +29,14 @@ STUDIES = {
     "lemmas": lemmas,
     "weights": weights,
     "fixed-features": fixed_features,
+    "first-rate": first_rate,
     "queries": queries,
     "clusters": clusters,
     "teacher-student": teacher_student,
 }
 CLAIMS = {
-    "lemmas": ["B1", "B2", "B3", "B4"],
+    "lemmas": ["B1", "B2", "B3"],
+    "first-rate": ["B4"],
     "weights": ["B5", "B6"],
     "fixed-features": ["B7", "B8", "B9", "B10"],
     "queries": ["B13"],
@@ -427,15 +429,16 @@ def test_the_papers_table_holds_where_it_should() -> None:
             "B3",
             "largest irrelevant component over the mean relevant one",
         ),
-        (
-            {"quantity": "scanned_ratio", "at": 2, "first_rate": 1e6, "value": 0.5},
-            "B4",
-            "whole population, first rate x 1e+06: noise to signal, step 2 over step 1",
-        ),
     ],
 )
 def test_lemma_claims_flip(change: dict[str, Any], claim: str, part: str) -> None:
     assert flipped("lemmas", committed("lemmas"), **change) == {claim: {part}}
+
+
+def test_the_first_rate_claim_flips() -> None:
+    change = {"quantity": "ratio", "at": 2, "first_rate": "1e+06", "value": 0.5}
+    part = "first rate x 1e+06: noise to signal, step 2 over step 1"
+    assert flipped("first-rate", committed("first-rate"), **change) == {"B4": {part}}
 
 
 def test_weight_claims_flip() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ import torch
 from unlazy.claims.rule import judge_claim
 from unlazy.data.patterns import Patterns
 from unlazy.models.truncated import train
-from unlazy.studies.emergence import lemmas, queries
+from unlazy.studies.emergence import first_rate, queries
 from unlazy.studies.emergence.common import start_network, training_phases
+from unlazy.studies.study import Work
 from unlazy.studies.table import Table
 from unlazy.theory.bounds import query_bound
 from unlazy.theory.emergence import decompose
@@ -71,16 +73,15 @@ def test_the_claim_flips() -> None:
 
 
 def test_the_scan_takes_the_steps_of_the_training_at_another_first_rate() -> None:
-    case = next(case for case in lemmas.cases(lemmas.SCALES["smoke"], [0]) if hasattr(case, "first_rates"))
-    table = Table.from_rows(lemmas.scan_first_rates(case).entries, digits=17)
-    size = min(lemmas.SCANNED_PATTERNS, case.exact_patterns)
-    patterns = Patterns(size, size, case.relevant, seed=0)
+    (case,) = first_rate.STUDY.cases(first_rate.STUDY.settings("smoke"), [0])
+    table = Table.from_rows(first_rate.measure(case, Work("first-rate", "smoke", Path())).entries, digits=17)
+    patterns = Patterns(case.patterns, case.patterns, case.relevant, seed=0)
     everyone = patterns.population()
     first, second, _ = training_phases(case.pairs, patterns)
-    for factor in lemmas.FIRST_RATES:
+    for factor in first_rate.FIRST_RATES:
         faster = replace(first, rate=factor * first.rate)
         rows = (everyone.phi, everyone.y, everyone.weights)
         net = train(start_network(case.pairs, patterns), (faster,), lambda _, rows=rows: rows)
         found = decompose(net, everyone, patterns.is_relevant(), second.noise, sampled=False)
-        kept = table.select("scanned_ratio", 2, first_rate=factor, seeds=None)
+        kept = table.select("ratio", 2, first_rate=f"{factor:.0e}")
         assert kept == pytest.approx([float(found.ratio.median())], rel=1e-6, nan_ok=True)

@@ -1,26 +1,22 @@
-"""Explicit network, first gradient, and what each step says of each pattern (Lemmas 4-6; B1-B4).
+"""Explicit network, first gradient, and what each step says of each pattern (Lemmas 4 and 5; B1-B3).
 
 The gradients are measured on samples at the paper's size, and exactly, on all inputs that a smaller number of patterns allows
-(the whole population). Lemma 6 leaves the first rate open ("small"). At the theoretical rate the weights after step 1 are so
-short that what it bounds is zero to rounding in the population, and sampling error in a sample; so the first rate is scanned.
+(the whole population). Lemma 6 has a study of its own, `first-rate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from unlazy import plots
 from unlazy.claims.claim import Claim, Part, Quantity, Shown
-from unlazy.claims.functions import ratio
 from unlazy.data.patterns import Patterns, PatternSample
-from unlazy.models.truncated import TruncatedNet, gradients, smoothed_slope, step
+from unlazy.models.truncated import TruncatedNet, smoothed_slope
 from unlazy.studies.emergence.common import Size, networks_of_first_steps, patterns_of, start_network, training_phases
-from unlazy.studies.study import Case, Figure, Results, Study, Work, make_cases
+from unlazy.studies.study import Case, Figure, Results, Study, Work
 from unlazy.studies.table import Rows
 from unlazy.theory.emergence import Decomposition, decompose, explicit_network, lemma4_facts
 
@@ -46,55 +42,13 @@ SAMPLE, POPULATION = "sample", "population"
 LEMMA4_RELEVANT = (1, 3, 5, 7, 9)
 
 
-FIRST_RATES = (1e4, 1e6, 1e8, 1e9, 1e10)  # in units of the theoretical first rate
-SCANNED_PATTERNS = 12
-SCANNED = "scanned"
-
-
-def cases(settings: Settings, seeds: Sequence[int]) -> list[Case]:
-    """For every seed one case at the theoretical first rate, and one that scans first rates on a whole population."""
-    places = [{"seed": seed} for seed in seeds] + [{"seed": seed, "first_rates": SCANNED} for seed in seeds]
-    return make_cases(places, settings)
-
-
 def measure(case: Case, work: Work) -> Rows:
-    """The rows of a case."""
-    return scan_first_rates(case) if hasattr(case, "first_rates") else measure_lemmas(case)
-
-
-def scan_first_rates(case: Case) -> Rows:
-    """Noise to signal of both gradients on a whole population, for every first rate.
-
-    ``spread``: how far the pre-activations of a neuron spread over the population after step 1, in units of the smoothing noise
-    of step 2. ``output``: the largest output after step 1; up to 1 every input still pulls, as the lemma has it.
-    """
-    rows, size = Rows(), min(SCANNED_PATTERNS, case.exact_patterns)
-    patterns = Patterns(size, size, case.relevant, seed=case.seed)
-    everyone, inside = patterns.population(), patterns.is_relevant()
-    start, (first, second, _) = start_network(case.pairs, patterns), training_phases(case.pairs, patterns)
-    rows.add("scanned_ratio", decompose(start, everyone, inside, first.noise, sampled=False).ratio.median(), at=1)
-    found = gradients(start, everyone.phi, everyone.y, everyone.weights, first.noise)
-    for factor in FIRST_RATES:
-        net = step(start, found, replace(first, rate=factor * first.rate))
-        components = decompose(net, everyone, inside, second.noise, sampled=False)
-        reached = everyone.phi @ net.w.T
-        variance = everyone.weights @ reached.square() - (everyone.weights @ reached).square()
-        numbers = {
-            "scanned_ratio": components.ratio.median(),
-            "spread": variance.clamp_min(0).sqrt().median() / second.noise,
-            "output": net(everyone.phi, second.noise).abs().max(),
-        }
-        rows.add_all(numbers, at=2, first_rate=factor)
-    return rows
-
-
-def measure_lemmas(case: Case) -> Rows:
     """Checks Lemma 4 and the first gradient, and measures the components of both gradients, sampled and on a whole population."""
     rows, patterns = Rows(), patterns_of(case)
     rows.add_all(check_lemma4(case, patterns))
     rows.add_all(check_first_gradient(case, patterns))
     strength = patterns.gamma / patterns.deviation
-    for number, found in decompose_steps(case, patterns, patterns.draw(case.samples)).items():
+    for step, found in decompose_steps(case, patterns, patterns.draw(case.samples)).items():
         components = {
             "ratio": found.ratio.median(),
             "ratio_greatest": found.ratio.max(),
@@ -103,11 +57,11 @@ def measure_lemmas(case: Case) -> Rows:
             "beta": (found.signal / strength).median(),
             "beta_least": (found.signal / strength).min(),
         }
-        rows.add_all(components, data=SAMPLE, at=number)
+        rows.add_all(components, data=SAMPLE, at=step)
     few = Patterns(case.exact_patterns, case.exact_patterns, case.relevant, seed=case.seed)
-    for number, found in decompose_steps(case, few, few.population(), sampled=False).items():
+    for step, found in decompose_steps(case, few, few.population(), sampled=False).items():
         medians = {"ratio": found.ratio.median(), "unevenness": found.unevenness.median()}
-        rows.add_all(medians, data=POPULATION, at=number)
+        rows.add_all(medians, data=POPULATION, at=step)
     return rows
 
 
@@ -117,10 +71,7 @@ def decompose_steps(
     """The gradients of steps 1 and 2 by pattern; ``sampled=False``: the sample is the whole population."""
     nets, phases = networks_of_first_steps(case.pairs, patterns, sample), training_phases(case.pairs, patterns)
     inside = patterns.is_relevant()
-    return {
-        number: decompose(nets[number - 1], sample, inside, phases[number - 1].noise, sampled=sampled)
-        for number in (1, 2)
-    }
+    return {step: decompose(nets[step - 1], sample, inside, phases[step - 1].noise, sampled=sampled) for step in (1, 2)}
 
 
 def check_lemma4(case: Case, patterns: Patterns) -> dict[str, float]:
@@ -160,23 +111,10 @@ def exact_part(quantity: str, says: str, below: float) -> Part:
     return Part(says, Quantity(quantity), below=below, identity=True)
 
 
-def of_step(quantity: str, number: int, data: str = SAMPLE) -> Quantity:
+def of_step(quantity: str, step: int, data: str = SAMPLE) -> Quantity:
     """A number about the components of the gradient of a step."""
-    return Quantity(quantity, number, data=data)
+    return Quantity(quantity, step, data=data)
 
-
-def falls_at(factor: float) -> Part:
-    """Lemma 6 at a first rate, in units of the theoretical one: the ratio on a whole population of fewer patterns falls."""
-    both = Quantity("scanned_ratio", 2, first_rate=factor), Quantity("scanned_ratio", 1)
-    return Part(f"whole population, first rate x {factor:.0e}: noise to signal, step 2 over step 1", both, **FALLS)
-
-
-RATIOS: dict[str, dict[str, Any]] = {
-    data: {"of": (of_step("ratio", 2, data), of_step("ratio", 1, data)), "by": ratio} for data in (SAMPLE, POPULATION)
-}
-FALLS: dict[str, Any] = {"by": ratio, "below": 1, "unit": "times"}
-WHERE_ALL_PULL = (1e4, 1e6, 1e8)  # first rates after which outputs are expected to stay below 1
-SPREAD = "spread of pre-activations after step 1, in units of the smoothing noise"
 
 CLAIMS = (
     Claim(
@@ -236,35 +174,6 @@ CLAIMS = (
             Shown("unevenness there", of_step("unevenness", 1, POPULATION)),
         ],
     ),
-    Claim(
-        "B4",
-        says=(
-            "The ratio of the largest gradient component along an irrelevant pattern to the mean component along "
-            "the relevant ones is smaller in the second step than in the first."
-        ),
-        where="Lemma 6",
-        paper="strictly smaller",
-        figure="components",
-        parts=[falls_at(factor) for factor in WHERE_ALL_PULL],
-        controls=[falls_at(factor) for factor in FIRST_RATES if factor not in WHERE_ALL_PULL],
-        shows=[
-            *(
-                Shown(f"first rate x {factor:.0e}: {words}", Quantity(quantity, 2, first_rate=factor))
-                for factor in FIRST_RATES
-                for quantity, words in (("spread", SPREAD), ("output", "largest output after step 1"))
-            ),
-            Shown(
-                "theoretical first rate, sample: step 2 over step 1 (a ratio of two sampling errors)", **RATIOS[SAMPLE]
-            ),
-            Shown("theoretical first rate, whole population: step 2 over step 1 (rounding)", **RATIOS[POPULATION]),
-            Shown("ratio at step 1", of_step("ratio", 1)),
-            Shown("ratio at step 2", of_step("ratio", 2)),
-            Shown("sampling floor at step 1", of_step("floor", 1)),
-            Shown("sampling floor at step 2", of_step("floor", 2)),
-            Shown("ratio at step 1, whole population of fewer patterns", of_step("ratio", 1, POPULATION)),
-            Shown("ratio at step 2, whole population of fewer patterns", of_step("ratio", 2, POPULATION)),
-        ],
-    ),
 )
 
 
@@ -302,8 +211,6 @@ STUDY = Study(
     paper="emergence",
     scales=SCALES,
     seeds={"smoke": 2, "desk": 10, "paper": 10},
-    columns=("first_rates",),
-    cases=cases,
     measure=measure,
     claims=CLAIMS,
     figures=(
