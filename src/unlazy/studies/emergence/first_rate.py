@@ -110,11 +110,14 @@ def first_rates_figure(results: Results) -> plots.Figure:
     table = results.table
     figure, axes = plots.grid(1, 1, (4.6, 3.4))
     axis = axes[0, 0]
-    factors, values = table.series("ratio", over="first_rate", at=2)
-    plots.draw_band(axis, factors, values, "step 2", "blue", marker="o", markersize=3)
+    values, outputs = (
+        np.array([table.select(name, 2, first_rate=f"{factor:.0e}") for factor in FIRST_RATES])
+        for name in ("ratio", "output")
+    )
+    seen = np.isfinite(values).any(axis=1)
+    plots.draw_band(axis, np.array(FIRST_RATES)[seen], values[seen], "step 2", "blue", marker="o", markersize=3)
     axis.axhline(float(np.median(table.select("ratio", 1))), color=plots.COLOURS["red"], linestyle="--", label="step 1")
-    reached, outputs = table.series("output", over="first_rate")
-    pulling = 10 ** np.interp(0.0, np.log10(np.median(outputs, axis=1)), np.log10(reached))
+    pulling = 10 ** np.interp(0.0, np.log10(np.median(outputs, axis=1)), np.log10(FIRST_RATES))
     axis.axvline(pulling, color=plots.COLOURS["grey"], linestyle=":", label="outputs pass 1")
     axis.set(xscale="log", yscale="log", xlabel="first rate, in units of the theoretical one", ylabel="noise to signal")
     plots.legend_below(axis, 3)
