@@ -157,7 +157,7 @@ def l10_parts(task: Task, *, last: bool = False) -> list[Part]:
 
 def l10_shown(task: Task) -> Iterator[Shown]:
     """The error of every kind of model for every size, with the published one in words."""
-    words = task_words(task)
+    words = f"{task.data}, {WORDS[reading_of(task)]}"
     for size in task.sizes:
         published = PUBLISHED[task.data].get(size)
         for place, kind in enumerate(KINDS):
@@ -168,7 +168,7 @@ def l10_shown(task: Task) -> Iterator[Shown]:
     if isinstance(task, ScriptTask):
         for kind in KINDS:
             distance = Quantity("distance_to_published", task=str(task), kind=kind)
-            yield Shown(f"{words}: abs(ln(ours / published)), mean over sizes, {kind}", distance)
+            yield Shown(f"{task_words(task)}: abs(ln(ours / published)), {kind}", distance)
 
 
 CLAIMS = (
@@ -202,6 +202,7 @@ LABEL = {"fixed": "fixed tangent features", "adaptive": "adaptive tangent featur
 
 
 LINE = {"redrawn": "-", "fixed": "--", "": ":"}
+MARK = {"redrawn": "o", "fixed": "s", "": "."}
 
 
 def errors_figure(results: Results) -> plots.Figure:
@@ -212,8 +213,11 @@ def errors_figure(results: Results) -> plots.Figure:
     figure, axes = plots.grid(1, len(data), (3.8, 3.4))
     for axis, name in zip(axes[0], data, strict=True):
         draw_errors(axis, results, name)
-    for reading, style in LINE.items():
-        axes[0, 0].plot([], [], style, color=plots.COLOURS["black"], label=WORDS[reading])
+    for kind in KINDS:
+        axes[0, 0].plot([], [], "-", color=plots.COLOURS[COLOUR[kind]], label=LABEL[kind])
+    for reading, line in LINE.items():
+        style: dict[str, Any] = {"linestyle": line, "marker": MARK[reading], "color": plots.COLOURS["black"]}
+        axes[0, 0].plot([], [], markersize=4, label=WORDS[reading], **style)
     axes[0, 0].plot([], [], "D", markersize=4, markerfacecolor="none", color=plots.COLOURS["black"], label="published")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
@@ -222,15 +226,13 @@ def errors_figure(results: Results) -> plots.Figure:
 def draw_errors(axis: plots.Axes, results: Results, data: str) -> None:
     """One panel: all tasks of a data set, and what was published."""
     published, marks = PUBLISHED.get(data, {}), set(PUBLISHED.get(data, {}))
-    labelled: set[str] = set()
-    for task in (one for one in results.settings.tasks if one.data == data):
-        for kind in results.table.unique("kind", task=str(task)):
-            where: dict[str, Any] = {"task": str(task), "kind": kind, "epoch_chosen_on": SAME}
+    for reading, line in LINE.items():
+        tasks = [str(task) for task in results.settings.tasks if task.data == data and reading_of(task) == reading]
+        for kind in results.table.unique("kind", task=tasks):
+            where: dict[str, Any] = {"task": tasks, "kind": kind, "epoch_chosen_on": SAME}
             sizes, values = results.table.series("error", over="size", **where)  # [sizes, seeds]
-            label = "" if kind in labelled else LABEL[kind]
-            style: dict[str, Any] = {"linestyle": LINE[reading_of(task)], "marker": "o", "markersize": 3}
-            plots.draw_band(axis, sizes, values, label, COLOUR[kind], **style)
-            labelled.add(kind)
+            style: dict[str, Any] = {"linestyle": line, "marker": MARK[reading], "markersize": 4}
+            plots.draw_band(axis, sizes, values, "", COLOUR[kind], **style)
             marks |= set(sizes.astype(int).tolist())
     for place, kind in enumerate(KINDS):
         hollow: dict[str, Any] = {"markersize": 4, "markerfacecolor": "none", "color": plots.COLOURS[COLOUR[kind]]}
