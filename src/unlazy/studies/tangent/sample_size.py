@@ -209,10 +209,11 @@ def errors_figure(results: Results) -> plots.Figure:
     """Test error at the best test epoch, median and middle half of the seeds. Full lines: n images redrawn every epoch; broken:
     one fixed set of n images; dotted: fixed sets from another start. Diamonds: published."""
     measured = results.table.unique("task")
-    data = list(dict.fromkeys(task.data for task in results.settings.tasks if str(task) in measured))
-    figure, axes = plots.grid(1, len(data), (3.8, 3.4))
-    for axis, name in zip(axes[0], data, strict=True):
-        draw_errors(axis, results, name)
+    tasks = [task for task in results.settings.tasks if str(task) in measured]
+    panels = list(dict.fromkeys((task.data, task.optimiser) for task in tasks))
+    figure, axes = plots.grid(1, len(panels), (3.8, 3.4))
+    for axis, panel in zip(axes[0], panels, strict=True):
+        draw_errors(axis, results, panel[0], [task for task in tasks if (task.data, task.optimiser) == panel])
     for kind in KINDS:
         axes[0, 0].plot([], [], "-", color=plots.COLOURS[COLOUR[kind]], label=LABEL[kind])
     for reading, line in LINE.items():
@@ -223,13 +224,13 @@ def errors_figure(results: Results) -> plots.Figure:
     return figure
 
 
-def draw_errors(axis: plots.Axes, results: Results, data: str) -> None:
-    """One panel: all tasks of a data set, and what was published."""
+def draw_errors(axis: plots.Axes, results: Results, data: str, tasks: Sequence[Task]) -> None:
+    """One panel: these tasks of a data set, and what was published."""
     published, marks = PUBLISHED.get(data, {}), set(PUBLISHED.get(data, {}))
     for reading, line in LINE.items():
-        tasks = [str(task) for task in results.settings.tasks if task.data == data and reading_of(task) == reading]
-        for kind in results.table.unique("kind", task=tasks):
-            where: dict[str, Any] = {"task": tasks, "kind": kind, "epoch_chosen_on": SAME}
+        names = [str(task) for task in tasks if reading_of(task) == reading]
+        for kind in results.table.unique("kind", task=names):
+            where: dict[str, Any] = {"task": names, "kind": kind, "epoch_chosen_on": SAME}
             sizes, values = results.table.series("error", over="size", **where)  # [sizes, seeds]
             style: dict[str, Any] = {"linestyle": line, "marker": MARK[reading], "markersize": 4}
             plots.draw_band(axis, sizes, values, "", COLOUR[kind], **style)
