@@ -3,7 +3,8 @@
 A run folder holds one training, possibly a stack of members::
 
     run.json       written once: format, id, kind, study, scale, recipe, members, model, data, provenance
-    status.json    replaced: {state: running|finished|failed, step, error}
+    status.json    replaced: {state: running|finished|failed|interrupted, step, error}
+    labels.json    replaced: {tags, notes}, which people may change at any time
     lock           held (flock) by the writer; the kernel frees it when the writer dies
     metrics.jsonl  one line a measurement: {step, time, scalars, arrays, checkpoint}
     arrays/QUANTITY/STEP8.npy       first axis = member; written once
@@ -19,8 +20,9 @@ import fcntl
 import io
 import json
 import os
+import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,10 +34,13 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from unlazy.runtime import StoreError, canonical_json, short_hash
+from unlazy.runtime import StoreError, canonical_json, require, short_hash
 
 FORMAT = 1
 MOST_FOLDERS = 50_000  # searched for runs
+FILES = ("metrics.jsonl", "verdict.json", "labels.json", "status.json", "lock", "run.json")
+MOST_TAGS, LONGEST_TAG, LONGEST_NOTES = 50, 60, 10_000
+INTERRUPTIONS = (KeyboardInterrupt, SystemExit)  # somebody stopped the training; nothing was wrong with it
 Tensors = Mapping[str, NDArray[Any]]
 
 
@@ -144,7 +149,7 @@ class Run:
         return list(self.header["members"])
 
     def status(self) -> dict[str, Any]:
-        """``{state, step, error}``; a running run whose lock is free (its writer died) is ``interrupted``."""
+        """``{state, step, error}``; state is running, finished, failed, or interrupted (by Ctrl-C, or its writer died)."""
         path = self.folder / "status.json"
         status: dict[str, Any] = _read_json(path) if path.exists() else {"state": "running", "step": 0, "error": None}
         whole = isinstance(status, dict) and status.keys() == {"state", "step", "error"}
@@ -153,6 +158,55 @@ class Run:
         if status["state"] == "running" and not _is_locked(self.folder / "lock"):
             status["state"] = "interrupted"
         return status
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """``{tags, notes}`` as people last wrote them; no tags and an empty note if labels.json is missing or damaged."""
+        try:
+            found = json.loads((self.folder / "labels.json").read_bytes())
+            return {"tags": parse_tags(found["tags"]), "notes": parse_notes(found["notes"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {"tags": [], "notes": ""}
+
+    def set_labels(self, *, tags: Iterable[str] | None = None, notes: str | None = None) -> dict[str, Any]:
+        """Replace the tags, the notes or both, also while the run is written; returns the labels as they are now."""
+        labels = self.labels
+        if tags is not None:
+            labels["tags"] = parse_tags(tags)
+        if notes is not None:
+            labels["notes"] = parse_notes(notes)
+        write_file(self.folder / "labels.json", _json_bytes(labels))
+        return labels
+
+    def delete(self) -> list[Path]:
+        """Delete the run; returns what is left of its folder: files that unlazy did not write are kept.
+
+        Raises ``StoreError`` if the run is being written, or if its path leads through a symbolic link.
+        """
+        real = self.folder.resolve()
+        if real != self.folder.absolute():
+            raise StoreError(f"{self.folder} leads through a link and is not deleted. The run itself is {real}.")
+        lock = _lock_or_raise(self.folder)
+        try:
+            for name in ("arrays", "checkpoints"):
+                if (self.folder / name).is_symlink():
+                    (self.folder / name).unlink()
+                elif (self.folder / name).exists():
+                    shutil.rmtree(self.folder / name)
+            hidden = self.folder.glob(".*.tmp")
+            for path in [
+                *hidden,
+                *(self.folder / name for name in FILES),
+            ]:  # run.json last: until then it can be repeated
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.folder} could not be deleted: {error.strerror} ({error.filename}).") from error
+        finally:
+            os.close(lock)
+        left = sorted(self.folder.iterdir())
+        if not left:
+            self.folder.rmdir()
+        return left
 
     @cached_property
     def lines(self) -> list[Line]:
@@ -210,6 +264,24 @@ class Run:
             ) from error
 
 
+def parse_tags(tags: Iterable[str]) -> list[str]:
+    """The tags without spaces around them and without repeats; raises ``InputError`` if they are not a list of short texts."""
+    require(not isinstance(tags, str), f"tags must be a list of texts, got the text {tags!r}: write [{tags!r}].")
+    kept = list(dict.fromkeys(tag.strip() if isinstance(tag, str) else tag for tag in tags))
+    for tag in kept:
+        short = isinstance(tag, str) and 0 < len(tag) <= LONGEST_TAG and tag.isprintable()
+        require(short, f"a tag must be a text of 1 to {LONGEST_TAG} printable characters, got {tag!r}.")
+    require(len(kept) <= MOST_TAGS, f"a run has at most {MOST_TAGS} tags, got {len(kept)}.")
+    return kept
+
+
+def parse_notes(notes: str) -> str:
+    """The notes; raises ``InputError`` if they are not a text of at most 10,000 characters."""
+    fits = isinstance(notes, str) and len(notes) <= LONGEST_NOTES
+    require(fits, f"notes must be a text of at most {LONGEST_NOTES} characters, got {type(notes).__name__}.")
+    return notes
+
+
 def read_lines(path: Path) -> list[Line]:
     """Parse ``metrics.jsonl``; ignores a last line without its newline, which is incomplete."""
     try:
@@ -246,6 +318,23 @@ def _is_locked(path: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def _lock_or_raise(folder: Path) -> int:
+    """The descriptor of the lock of a run, which nobody else holds; raises ``StoreError`` if a process writes the run."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    for pause in (0.001, 0.01, 0.1, None):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if pause is None:
+                os.close(descriptor)
+                raise StoreError(
+                    f"{folder} is being written by another process. Wait for it, or choose another folder."
+                ) from None
+            time.sleep(pause)  # a reader that asks for the state holds the lock for a moment
+    return descriptor
 
 
 def run_folders(root: Path) -> Iterator[Path]:
@@ -286,8 +375,9 @@ def find_runs(root: str | Path) -> tuple[list[Run], list[StoreError]]:
 class Writer:
     """Writes a run folder: takes its lock, resumes from its last checkpoint, appends measurements.
 
-    Use it as a context manager. An error inside marks the run as failed; it can still be resumed. Call ``finish()`` when the
-    training is done: leaving the context does not do it. ``resumed``: step and tensors of the checkpoint, or ``None``.
+    Use it as a context manager. An error inside marks the run as failed, Ctrl-C and ``sys.exit`` mark it as interrupted; both can
+    be resumed. Call ``finish()`` when the training is done: leaving the context does not do it. ``resumed``: step and tensors of
+    the checkpoint, or ``None``.
     """
 
     def __init__(self, folder: str | Path, header: Mapping[str, Any]) -> None:
@@ -348,7 +438,8 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
-                self._set_status("failed", f"{type(error).__name__}: {error}")
+                state = "interrupted" if isinstance(error, INTERRUPTIONS) else "failed"
+                self._set_status(state, f"{type(error).__name__}: {error}".rstrip(": "))
         except StoreError:
             pass  # the first error is the one to report
         finally:
@@ -361,20 +452,9 @@ class Writer:
         try:
             self._refuse_foreign_folder()
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = _lock_or_raise(self.folder)
         except OSError as error:
             raise StoreError(f"cannot make a run in {self.folder}: {error.strerror}. Choose another folder.") from error
-        for pause in (0.001, 0.01, 0.1, None):
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if pause is None:
-                    os.close(self._lock)
-                    raise StoreError(
-                        f"{self.folder} is being written by another process. Wait for it, or choose another folder."
-                    ) from None
-                time.sleep(pause)  # a reader that asks for the state holds the lock for a moment
 
     def _start(self, header: Mapping[str, Any]) -> None:
         for temporary in self.folder.glob(".run.json.*.tmp"):

@@ -183,11 +183,18 @@ def test_a_scope_nobody_holds_finishes_itself(mlp, tmp_path: Path) -> None:
     assert run.lines[-1].step == 19
 
 
-@pytest.mark.parametrize(("end", "state", "code"), [("", "finished", 0), ("raise SystemError('mine')", "failed", 1)])
-def test_python_may_end_without_a_word(tmp_path: Path, end: str, state: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("end", "state", "code"),
+    [
+        ("", "finished", 0),
+        ("raise SystemError('mine')", "failed", 1),
+        ("raise KeyboardInterrupt", "interrupted", None),  # its exit code depends on the version of Python
+    ],
+)
+def test_python_may_end_without_a_word(tmp_path: Path, end: str, state: str, code: int | None) -> None:
     running = process(tmp_path / "run", 3, end)
     running.communicate(timeout=120)
-    assert running.returncode == code
+    assert running.returncode == code if code is not None else running.returncode != 0
     run = Run(tmp_path / "run")
     assert run.status()["state"] == state
     assert run.lines[-1].step == 3

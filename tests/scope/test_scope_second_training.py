@@ -296,7 +296,7 @@ def test_overwrite_takes_another_architecture_and_a_new_folder_too(finished: Pat
     for folder in (finished, tmp_path / "new"):
         wide.scope(folder, overwrite=True).finish()
         assert Run(folder).array("probe_y", 0).shape == (1, 40)
-    assert Run(finished).id == Run(tmp_path / "new").id
+    assert Run(finished).header["identity"] == Run(tmp_path / "new").header["identity"]
 
 
 def test_overwrite_touches_no_run_that_a_scope_did_not_write(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from unlazy.runtime import InputError
 from unlazy.scope.measurements import KERNELS, QUANTITIES, Measurements, Start, rounding_bound
 from unlazy.scope.memory import MemoryLimit
 from unlazy.scope.probe_set import ProbeSet
+from unlazy.scope.run_folder import identity_hash
 from unlazy.scope.user_model import device_and_dtype
 from unlazy.store import Run
 
@@ -69,11 +70,11 @@ class EarlierRun:
 
 
 def find_earlier_run(folder: Path, wanted: str) -> Run | None:
-    """The run in ``folder`` if its id is ``wanted`` and it holds a measurement, else ``None``."""
+    """The run in ``folder`` if the hash of its identity is ``wanted`` and it holds a measurement, else ``None``."""
     if not (folder / "run.json").exists():
         return None
     run = Run(folder)
-    return run if run.id == wanted and run.lines else None
+    return run if identity_hash(run.header) == wanted and run.lines else None
 
 
 def restore_measurements(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from unlazy.runtime import StoreError, provenance, short_hash
 from unlazy.scope.measurements import Measurements, Start, to_numpy
 from unlazy.scope.probe_set import ProbeSet
+from unlazy.scope.run_origin import run_origin
 from unlazy.scope.user_model import device_and_dtype
 from unlazy.store import FORMAT, Run, Writer, write_file
 
@@ -27,9 +29,19 @@ class ScopeWriter(Writer):
     measurements: a scope cannot repeat the user's training. ``overwrite``: drop the existing run and begin anew.
     """
 
-    def __init__(self, folder: Path, header: dict[str, Any], *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        header: dict[str, Any],
+        *,
+        overwrite: bool = False,
+        tags: Iterable[str] = (),
+        notes: str = "",
+    ) -> None:
         self._overwrite, self._status_before, self._new_header = overwrite, b"", {"format": FORMAT, **header}
         super().__init__(folder, header)
+        if (tags or notes) and not (folder / "labels.json").exists():  # else people may have changed them since
+            Run(folder).set_labels(tags=list(tags), notes=notes)
 
     def _resume(self, wanted: str) -> tuple[int, dict[str, Any]] | None:
         run = Run(self.folder)
@@ -38,10 +50,11 @@ class ScopeWriter(Writer):
             return None
         status = self.folder / "status.json"
         self._status_before = status.read_bytes() if status.exists() else b""
-        if run.id != wanted:
+        wanted = identity_hash(self._new_header)
+        if identity_hash(run.header) != wanted:
             raise StoreError(
-                f"{self.folder} holds another scope ({run.id}, not {wanted}): another model, probe set or choice of views. "
-                "Choose another folder, or replace that one with Scope(..., overwrite=True)."
+                f"{self.folder} holds another scope ({identity_hash(run.header)}, not {wanted}): another model, probe set or "
+                "choice of views. Choose another folder, or replace that one with Scope(..., overwrite=True)."
             )
         lines = run.lines
         metrics = self.folder / "metrics.jsonl"
@@ -58,7 +71,7 @@ class ScopeWriter(Writer):
             raise StoreError(
                 f"{self.folder} holds a run that no scope wrote, so it is not replaced. Choose another folder."
             )
-        for name in ("metrics.jsonl", "verdict.json", "status.json"):
+        for name in ("metrics.jsonl", "verdict.json", "status.json", "labels.json"):
             (self.folder / name).unlink(missing_ok=True)
         self._start(self._new_header)
         self._delete_unnamed_files(set())
@@ -81,13 +94,30 @@ class ScopeWriter(Writer):
 
 
 def scope_identity(model: Any, probe: ProbeSet, views: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """What two scopes must have in common to write one run; its hash is the run's id. ``model``: a spec or a description."""
+    """What two scopes must have in common to write one run. ``model``: a spec or a description."""
     data = {"name": "probe", "options": {}, "fingerprint": probe.fingerprint}
     return {"model": model, "data": data, "views": list(views), "groups": probe.group_samples(), "seed": seed}
 
 
-def run_header(identity: Mapping[str, Any], measurements: Measurements, budget: float, spec: Any) -> dict[str, Any]:
-    """The contents of ``run.json``. ``spec``: of a network of ours, else ``None``."""
+def identity_hash(header: Mapping[str, Any]) -> str:
+    """The hash of a scope's identity, from the header of its run; up to version 0.1 it was the run's id."""
+    return str(header.get("identity") or header["id"])
+
+
+def run_header(
+    identity: Mapping[str, Any],
+    measurements: Measurements,
+    budget: float,
+    spec: Any,
+    model: nn.Module,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The contents of ``run.json``.
+
+    ``spec``: of a network of ours, else ``None``. ``model``: the user's. ``config``: flat settings of the training.
+
+    Trainings that differ in their learning rate alone have one identity, so the id is that of the identity and a random number.
+    """
     about = {
         "views": identity["views"],
         "budget": budget if np.isfinite(budget) else None,
@@ -98,8 +128,10 @@ def run_header(identity: Mapping[str, Any], measurements: Measurements, budget: 
         "image_shape": measurements.probe.image_shape,
     }
     device, dtype = device_and_dtype(measurements.model)
+    origin = run_origin(model)
     return {
-        "id": short_hash(dict(identity)),
+        "id": short_hash([dict(identity), secrets.token_hex(8)]),
+        "identity": short_hash(dict(identity)),
         "kind": "scope",
         "study": None,
         "scale": None,
@@ -107,7 +139,9 @@ def run_header(identity: Mapping[str, Any], measurements: Measurements, budget: 
         "members": [{}],
         "model": spec,
         "data": identity["data"],
-        "provenance": provenance(str(dtype).removeprefix("torch."), str(device)),
+        "config": dict(config),
+        "summary": origin.pop("summary"),
+        "provenance": provenance(str(dtype).removeprefix("torch."), str(device)) | origin,
     }
 
 

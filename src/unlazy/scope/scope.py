@@ -79,6 +79,9 @@ class Scope(AbstractContextManager["Scope"]):
     parameters come on top: one that is kept, and up to three while measuring. A measure that needs more takes fewer samples at
     a time, then fewer samples, and the tangent kernel is estimated at last; ``scope.history.notes`` says so.
 
+    What the run folder says about the training: ``config``, its settings (a dict, a dataclass or an ``argparse.Namespace``),
+    which lists of runs show as columns; ``tags``, some words; ``notes``, a text. Tags and notes can be changed later.
+
     Measuring changes nothing: parameters, gradients, buffers, random streams, flags and hooks are bit for bit as without it. A
     scope that fails says why in one warning and measures no more; with ``strict=True`` it raises. Of several processes only
     the first one measures and writes. Make the scope and call its methods on all of them: a model that ``fully_shard`` (FSDP2)
@@ -102,6 +105,9 @@ class Scope(AbstractContextManager["Scope"]):
         seed: int = 0,
         overwrite: bool = False,
         memory: str | int | None = None,
+        config: Any = None,
+        tags: Iterable[str] = (),
+        notes: str = "",
     ) -> None:
         self.model, self.strict = model, strict
         self._session: Session | None = None
@@ -130,6 +136,9 @@ class Scope(AbstractContextManager["Scope"]):
                     overwrite=overwrite,
                     memory=memory,
                     shards=self._shards,
+                    config=config,
+                    tags=tags,
+                    notes=notes,
                 )
         except Exception as error:
             if strict or not is_out_of_memory(error):
@@ -490,7 +499,10 @@ class ScopeCopy(Scope):
 
 
 def _finish_session(session: Session) -> None:
-    """Finish an open session when its scope is deleted or Python ends; mark the run failed if an error ended Python."""
+    """Finish an open session when its scope is deleted or Python ends.
+
+    The run is failed if an error ended Python, interrupted if Ctrl-C did.
+    """
     by_itself = _python_is_ending.is_set() and not hasattr(sys, "ps1")  # a prompt keeps its last error for ever
     try:
         session.finish(getattr(sys, "last_value", None) if by_itself else None)

@@ -37,6 +37,7 @@ from unlazy.scope.resume import (
     step_mismatch_text,
 )
 from unlazy.scope.run_folder import ScopeWriter, probe_arrays, run_header, scope_identity, start_arrays
+from unlazy.scope.run_origin import flatten_config
 from unlazy.scope.schedule import FULL_MEASUREMENTS, Budget, Planner
 from unlazy.scope.tangent import Measured
 from unlazy.scope.user_model import (
@@ -49,7 +50,7 @@ from unlazy.scope.user_model import (
     unwrap_model,
 )
 from unlazy.scope.verdict import judge
-from unlazy.store import Run
+from unlazy.store import INTERRUPTIONS, Run, parse_notes, parse_tags
 
 FIRST_SECONDS = 3.0  # of the first measurement before the first step; the rest of it follows during the first steps
 END_SECONDS = 3.0  # of the last measurement if the budget leaves less; light measures are taken whatever they cost
@@ -89,9 +90,13 @@ class Session:
         overwrite: bool,
         memory: str | int | None = None,
         shards: ShardedModel | None = None,
+        config: Any = None,
+        tags: Iterable[str] = (),
+        notes: str = "",
     ) -> None:
         """``shards``: the sharded model whose whole copy is measured in place of ``model``."""
         began = time.perf_counter()
+        settings, tags, notes = flatten_config(config), parse_tags(tags), parse_notes(notes)
         self.pid, self.total_steps = os.getpid(), steps
         self.training_seconds = 0.0
         self.last_step = self.last_reported = -1  # updates done, and what the loop called that step
@@ -130,9 +135,8 @@ class Session:
         self._learn_costs(writing=0.0)
         scope_writer = None
         if folder is not None and identity is not None:
-            scope_writer = ScopeWriter(
-                folder, run_header(identity, self.measurements, budget, spec), overwrite=overwrite
-            )
+            header = run_header(identity, self.measurements, budget, spec, model, settings)
+            scope_writer = ScopeWriter(folder, header, overwrite=overwrite, tags=tags, notes=notes)
             _open_sessions[str(folder.resolve())] = self
         history = empty_history(self.measurements, keep_all=folder is None)
         self.log = MeasurementLog(history, scope_writer, sinks, self.measurements.scalar_names)
@@ -399,6 +403,8 @@ class Session:
         writing = time.perf_counter()
         change = self._largest_change(measured)
         self._write(step, measured, scalars)
+        if self.scope_writer is not None and self.measurements.measures.keys() <= set(names):
+            self._write_verdict()  # so that a list of runs shows the verdict while they train, or when they are killed
         self._learn_costs(writing=time.perf_counter() - writing, names=names)
         self.planner.note_measured(step, names, change)
         self.last_measured = step
@@ -486,22 +492,35 @@ class Session:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Measure the last step, write the verdict, close everything; after an error only close."""
+        """Measure the last step, write the verdict, close everything; after an error only close.
+
+        Ctrl-C is no error: what was measured is judged, and the last step is measured if the network still is where it was then.
+        """
         if self.finished or self.pid != os.getpid():
             return
         if error is None:
             self.measure_pending()
-            self.measurements.leave_out_waiting()
-            self.history.left_out = self.measurements.left_out_quantities()
-            self._note_few_measurements()
+            self._conclude()
             if self.scope_writer is not None:
-                self.scope_writer.update_header(self.measurements)
-                self._write_verdict()
                 self.scope_writer.finish()
+        elif isinstance(error, INTERRUPTIONS):
+            with suppress(Exception, KeyboardInterrupt):  # a second Ctrl-C ends it at once
+                if self.pending is not None and self.pending.updates == self._updates():
+                    self.measure_pending()
+                self._conclude()
         self.finished, self._updates_at_end = True, self._updates()
         if self._unfreezing is not None:
             self._unfreezing.remove()
         self.log.close(error)
+
+    def _conclude(self) -> None:
+        """Note what was not measured, and write the verdict on what was."""
+        self.measurements.leave_out_waiting()
+        self.history.left_out = self.measurements.left_out_quantities()
+        self._note_few_measurements()
+        if self.scope_writer is not None:
+            self.scope_writer.update_header(self.measurements)
+            self._write_verdict()
 
     @contextmanager
     def reopened(self) -> Iterator[None]:
@@ -524,8 +543,7 @@ class Session:
             self.log.sinks = sinks
             if self.scope_writer is not None:
                 self._write_verdict()
-                self.scope_writer.finish()
-                self.scope_writer.__exit__(None, None, None)
+                self.scope_writer.close_unchanged()  # interrupted stays interrupted
 
     def _note_few_measurements(self) -> None:
         """Note it if the budget did not pay for enough full measurements."""

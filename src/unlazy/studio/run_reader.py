@@ -18,7 +18,7 @@ from unlazy.runtime import StoreError
 from unlazy.store import Line, Run, read_lines
 
 Stamp = tuple[tuple[int, int] | None, ...]
-WATCHED = ("run.json", "status.json", "metrics.jsonl", "verdict.json")
+WATCHED = ("run.json", "status.json", "metrics.jsonl", "verdict.json", "labels.json")
 LARGEST_ARRAY = 1 << 29  # bytes of one member's array that the page will read
 LONGEST_HEADER = 1 << 12  # bytes
 PLAIN_HEADER = re.compile(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unlazy.scope.positions import IGNORED
+from unlazy.scope.run_origin import add_config, changed_fields
 from unlazy.scope.scope import Scope
 from unlazy.scope.sinks import MissingFrameworkError
 
@@ -17,6 +18,17 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise MissingFrameworkError("transformers", "transformers", error) from error
+
+ALWAYS_KEPT = (  # settings of the Trainer that a run keeps even where they are the default
+    "learning_rate",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+    "weight_decay",
+    "lr_scheduler_type",
+    "seed",
+)
 
 
 def next_token_probe(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -39,7 +51,8 @@ class ScopeCallback(TrainerCallback):
 
     The Trainer passes no batch to its callbacks, so the scope measures on its own probe set: ``tokens`` is what the model is
     called with, a tensor or a dict such as ``{"input_ids": ..., "attention_mask": ...}``. Of several processes the first one
-    measures. Further options go to ``Scope``; ``steps`` is ``state.max_steps`` unless given.
+    measures. Further options go to ``Scope``; ``steps`` is ``state.max_steps`` unless given, and ``config`` also gets the
+    TrainingArguments that differ from their defaults.
     """
 
     def __init__(self, probe: Any, run: str | Path | None = None, **options: Any) -> None:
@@ -52,7 +65,8 @@ class ScopeCallback(TrainerCallback):
     ) -> None:
         model: nn.Module = more["model"]
         known = {"steps": state.max_steps} if state.max_steps > 0 else {}
-        self.scope = Scope(model, self.probe, self.run, **{**known, **self.options})
+        options = add_config(self.options, changed_fields(args, ALWAYS_KEPT))
+        self.scope = Scope(model, self.probe, self.run, **{**known, **options})
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self.scope is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from unlazy.scope.run_origin import add_config
 from unlazy.scope.scope import Scope
 from unlazy.scope.sinks import MissingFrameworkError
 
@@ -24,7 +25,7 @@ class ScopeCallback(Callback):
 
     The scope watches the whole ``LightningModule`` through its ``forward``, or the part of it that ``model`` returns:
     ``model=lambda module: module.backbone``. Of several processes the first one measures. Further options go to ``Scope``;
-    ``steps`` is ``trainer.estimated_stepping_batches`` unless given.
+    ``steps`` is ``trainer.estimated_stepping_batches`` unless given, and ``config`` also gets the module's ``hparams``.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class ScopeCallback(Callback):
         self._last_step = trainer.global_step
         steps = trainer.estimated_stepping_batches  # infinite without max_steps and max_epochs
         known = {"steps": int(steps)} if math.isfinite(steps) and steps > 0 else {}
-        self.scope = Scope(self.model(pl_module), self.probe, self.run, **{**known, **self.options})
+        options = add_config(self.options, dict(pl_module.hparams))
+        self.scope = Scope(self.model(pl_module), self.probe, self.run, **{**known, **options})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

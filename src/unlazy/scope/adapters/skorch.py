@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unlazy.scope.run_origin import add_config
 from unlazy.scope.scope import Scope
 from unlazy.scope.sinks import MissingFrameworkError
 
@@ -22,7 +23,7 @@ class ScopeCallback(Callback):
     Every ``fit`` is a run of its own, in ``fit-0001``, ``fit-0002``, ... below ``run``: a grid search fits many times;
     ``callback.scope_`` is the scope of the last one.
     ``options`` go to ``Scope``; they are one argument because scikit-learn copies callbacks by the names of their arguments.
-    ``steps`` is ``max_epochs`` times the batches of an epoch unless given.
+    ``steps`` is ``max_epochs`` times the batches of an epoch unless given, and ``config`` also gets the parameters of the net.
     """
 
     def __init__(self, probe: Any, run: str | Path | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -37,7 +38,8 @@ class ScopeCallback(Callback):
         if self.scope_ is None:  # the first epoch: only now skorch has split the data, so that batches can be counted
             folder = None if self.run is None else _next_folder(Path(self.run))
             known = _count_steps(net, dataset_train)
-            self.scope_ = Scope(net.module_, self.probe, folder, **{**known, **(self.options or {})})
+            options = add_config(self.options or {}, _settings(net))
+            self.scope_ = Scope(net.module_, self.probe, folder, **{**known, **options})
 
     def on_batch_end(self, net: NeuralNet, batch: Any = None, training: bool | None = None, **more: Any) -> None:
         if training and self.scope_ is not None:
@@ -57,6 +59,12 @@ def _count_steps(net: NeuralNet, dataset_train: Any) -> dict[str, int]:
     except TypeError:  # a stream of samples has no length
         return {}
     return {"steps": net.max_epochs * batches} if batches > 0 else {}
+
+
+def _settings(net: NeuralNet) -> dict[str, Any]:
+    """The parameters of the net that are numbers, texts or classes."""
+    parameters = net.get_params(deep=False)
+    return {name: value for name, value in parameters.items() if isinstance(value, bool | int | float | str | type)}
 
 
 def _next_folder(run: Path) -> Path:
