@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from unlazy.curves import COLOURS as COLOURS
+from unlazy.curves import STYLE as STYLE
+from unlazy.curves import draw_band as draw_band
+from unlazy.curves import style as style
 from unlazy.store import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
     from matplotlib.figure import Figure as Figure
-
-# Okabe and Ito's palette: distinct under the common kinds of colour blindness
-COLOURS = {
-    "blue": "#0072b2",
-    "orange": "#e69f00",
-    "green": "#009e73",
-    "red": "#d55e00",
-    "purple": "#cc79a7",
-    "sky": "#56b4e9",
-    "grey": "#7f7f7f",
-    "black": "#222222",
-}
-STYLE: Any = {
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10.0,
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-    "savefig.dpi": 150.0,
-    "pdf.fonttype": 42,
-}
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Use the package's matplotlib style inside the block."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        yield
 
 
 def grid(
@@ -71,14 +42,6 @@ def save_figure(figure: Figure, stem: Path) -> None:
         figure.savefig(pdf, format="pdf", metadata={"CreationDate": None, "Producer": None, "Creator": None})
     write_file(stem.with_suffix(".png"), png.getvalue())
     write_file(stem.with_suffix(".pdf"), pdf.getvalue())
-
-
-def draw_band(axes: Axes, x: ArrayLike, values: NDArray[Any], label: str, colour: str, **line: Any) -> None:
-    """Draw the median over members (columns of ``values [T, S]``) as a line, and their middle half as a band."""
-    finite = np.where(np.isfinite(values), values, np.nan)
-    low, middle, high = np.nanquantile(finite, [0.25, 0.5, 0.75], axis=1)
-    axes.plot(x, middle, label=label, color=COLOURS[colour], **line)
-    axes.fill_between(np.asarray(x), low, high, color=COLOURS[colour], alpha=0.15, linewidth=0)
 
 
 def legend_below(axes: Axes, columns: int = 2) -> None:

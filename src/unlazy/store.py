@@ -22,19 +22,26 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from unlazy.curves import plot_curves
+from unlazy.run_card import describe_run, html_card, read_verdict
+from unlazy.run_comparison import RunComparison, compare, last_medians, latest_scalars
 from unlazy.runtime import StoreError, canonical_json, require, short_hash
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMAT = 1
 MOST_FOLDERS = 50_000  # searched for runs
@@ -221,6 +228,41 @@ class Run:
             raise StoreError(f"{self.folder} has no scalar {name!r}; it has: {', '.join(known) or 'none yet'}.")
         steps, values = zip(*found, strict=True)
         return np.array(steps), np.array(values, dtype=np.float64)  # null (not a number) becomes nan
+
+    def curve(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """As ``scalars``, but empty where the number was never recorded."""
+        if any(name in line.scalars for line in self.lines):
+            return self.scalars(name)
+        return np.empty(0, dtype=np.int64), np.empty((0, len(self.members)))
+
+    def plot(self, panel: str | None = None, *, ax: Axes | None = None) -> Figure:
+        """A matplotlib figure of the run: loss, gap, kernels and parameters over the steps, with the phases of its verdict.
+
+        ``panel``: only that panel, or the name of any scalar. ``ax``: draw the panel (default: the loss) there.
+        """
+        phases = (read_verdict(self.folder) or {}).get("phases") or ()
+        return plot_curves({"": self.curve}, panel, ax=ax, phases=phases)
+
+    @staticmethod
+    def compare(runs: Sequence[Run | str | Path]) -> RunComparison:
+        """Runs side by side: verdicts, the settings that differ, last numbers, curves. ``runs``: open runs or folders.
+
+        >>> print(Run.compare(["runs/a", "runs/b"]))  # doctest: +SKIP
+        >>> Run.compare(find_runs("runs")[0]).to_frame().sort_values("loss")  # doctest: +SKIP
+        """
+        return compare([run if isinstance(run, Run) else Run(run) for run in runs])
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}: {self.status()['state']}, {len(self.lines)} measurements)"
+
+    def _repr_html_(self) -> str:
+        about, status = describe_run(self, latest_scalars(self)), self.status()
+        rows = [("state", f"{status['state']}, step {max([status['step'], *(line.step for line in self.lines)])}")]
+        rows += [(name, about[name]) for name in ("model", "gap", "notes") if about[name] not in (None, "")]
+        rows += [("tags", ", ".join(about["tags"]))] if about["tags"] else []
+        rows += [(name, "-" if value is None else str(value)) for name, value in about["config"].items()]
+        rows += [(name, f"{value:.4g}") for name, value in last_medians(self).items() if "@" not in name]
+        return html_card(str(self.folder), about["verdict"], rows)
 
     def array_steps(self, quantity: str) -> list[int]:
         """The steps at which ``quantity`` was stored."""

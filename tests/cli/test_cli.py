@@ -17,8 +17,9 @@ from repository import ROOT
 from unlazy import Circle, Dataset, HardGate, InputError, Member, NetSpec, Recipe, Run, Scope, SoftGate, StoreError, fit
 from unlazy.cli import app as cli
 from unlazy.cli import studies as study_commands
-from unlazy.cli.runs import CELL, find_run, shorten_pair
+from unlazy.cli.runs import find_run
 from unlazy.probes import standard
+from unlazy.run_comparison import CELL, shorten_values
 from unlazy.studies.registry import load_study, studies
 from unlazy.studies.request import Request
 from unlazy.studio.run_index import RunIndex
@@ -451,13 +452,13 @@ def test_runs_compare_prints_what_differs_and_nothing_else_of_the_settings(two_r
 
 def test_long_settings_are_compared_on_one_line_where_they_part():
     first, second = (str(torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.ReLU())) for width in (16, 32))
-    left, right = shorten_pair(first, second)
+    left, right = shorten_values([first, second])
     assert (left[0], left[-1]) == (right[0], right[-1]) == ("…", "…")
     assert "=16" in left
     assert "=32" in right
     assert max(len(left), len(right)) <= CELL
-    assert shorten_pair(0.1, None) == ("0.1", "None")
-    assert shorten_pair("a\n  b", "a\n  c") == ("a b", "a c")
+    assert shorten_values([0.1, None]) == ["0.1", "None"]
+    assert shorten_values(["a\n  b", "a\n  c"]) == ["a b", "a c"]
 
 
 # --- cores and words -----------------------------------------------------------------------------

@@ -24,6 +24,9 @@ PACKAGE = ROOT / "src" / "unlazy"
 # A room may import from rooms on earlier lines, and from itself.
 ORDER = [
     {"runtime"},
+    {"curves"},
+    {"run_card"},
+    {"run_comparison"},
     {"store"},
     {"data", "models"},
     {"kernels"},

@@ -293,3 +293,74 @@ def test_mlflow_holds_what_the_run_holds(points, tmp_path: Path, monkeypatch: py
     steps, values = run.scalars("loss")
     assert [entry.step for entry in history] == steps.tolist()
     np.testing.assert_allclose([entry.value for entry in history], values[:, 0], rtol=1e-6)
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def test_hugging_face_keeps_the_arguments_that_were_set(tmp_path: Path) -> None:
+    from unlazy.scope.adapters.huggingface import ScopeCallback
+
+    tokens = torch.randint(0, 30, (32, 5), generator=stream(2, "adapters"))
+    callback = ScopeCallback(
+        ({"input_ids": tokens}, (tokens[:, 0] > 14).long()), tmp_path / "run", config={"seed": "mine"}
+    )
+    fit_with_transformers(tmp_path, [callback])
+    config = Run(tmp_path / "run").header["config"]
+    assert config["learning_rate"] == 5e-5
+    assert config["per_device_train_batch_size"] == 16
+    assert config["logging_steps"] == 2
+    assert config["seed"] == "mine"  # what the user says counts
+    assert "adam_epsilon" not in config
+    assert len(config) < 30
+
+
+def test_skorch_keeps_the_parameters_of_the_net(points, tmp_path: Path) -> None:
+    from unlazy.scope.adapters.skorch import ScopeCallback
+
+    net = fit_with_skorch(points, [("scope", ScopeCallback(points, tmp_path))])
+    config = Run(tmp_path / "fit-0001").header["config"]
+    assert config["max_epochs"] == net.max_epochs
+    assert config["lr"] == net.lr
+    assert config["optimizer"] == net.optimizer.__name__
+
+
+def test_lightning_keeps_the_hyperparameters_and_sees_ctrl_c(points, tmp_path: Path) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from unlazy.scope.adapters.lightning import ScopeCallback
+
+    class Module(LightningModule):
+        def __init__(self, width: int, rate: float) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.body = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)
+
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            if index == 5:
+                raise KeyboardInterrupt
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-2)
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[ScopeCallback(points, tmp_path / "run", budget=ALWAYS)], **quiet
+    )
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trainer.fit(Module(width=3, rate=0.1), DataLoader(TensorDataset(*points), batch_size=8))
+    run = Run(tmp_path / "run")
+    assert run.header["config"] == {"width": 3, "rate": 0.1}
+    assert run.status()["state"] == "interrupted"
+    assert run.lines[-1].step == 5
+    assert (tmp_path / "run" / "verdict.json").exists()

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from unlazy.runtime import UnlazyError, __version__, data_folder, require, runs_folder
 
 app = typer.Typer(
     help="See what a neural network learns while it trains.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-runs_app = typer.Typer(invoke_without_command=True)
+
+
+class RunsGroup(TyperGroup):
+    """Takes a first word that is no command as a folder: ``unlazy runs FOLDER`` lists it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command of the first word, or ``list`` with all words."""
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known else ["list", *args])
+
+
+runs_app = typer.Typer(cls=RunsGroup, invoke_without_command=True)
 app.add_typer(runs_app, name="runs")
 bench_app = typer.Typer(help="Measure how long computations take on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
@@ -154,10 +166,14 @@ def reproduce(
 
 
 @app.command()
-def studies() -> None:
+def studies(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
     """List all studies."""
     from unlazy.studies import registry
 
+    if as_json:
+        rows = [{"name": entry.name, "paper": entry.paper, "help": entry.help} for entry in registry.studies()]
+        typer.echo(json.dumps(rows, indent=1))
+        return
     wide = max(len(entry.name) for entry in registry.studies())
     for entry in registry.studies():
         typer.echo(f"{entry.name:{wide}}  {entry.paper:10}  {entry.help}")
@@ -196,42 +212,125 @@ def claims(
         typer.echo(f"†: {AFTER_DATA}, or findings stale")
 
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
+StudyOption = Annotated[str | None, typer.Option(help="Only runs of this study.")]
+StateOption = Annotated[
+    str | None, typer.Option(help="Only runs in this state: running, finished, failed or interrupted.")
+]
+ColumnsOption = Annotated[str, typer.Option(help="Settings to show as columns, such as lr,width.")]
+TagOption = Annotated[str | None, typer.Option(help="Only runs with this tag.")]
+
+
 @runs_app.callback()
 def list_runs(
     context: typer.Context,
     root: Annotated[Path | None, typer.Option(help="Folder to search (default: UNLAZY_RUNS, or ./runs).")] = None,
-    study: Annotated[str | None, typer.Option(help="Only runs of this study.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only runs in this state: running, interrupted, ...")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    study: StudyOption = None,
+    state: StateOption = None,
+    tag: TagOption = None,
+    columns: ColumnsOption = "",
+    as_json: JsonOption = False,
 ) -> None:
-    """List, show and compare runs."""
+    """List, show, compare, label and delete runs: `unlazy runs`, or `unlazy runs FOLDER`."""
     if context.invoked_subcommand is None:
-        from unlazy.cli.runs import print_list
+        _list_runs(root, study, state, tag, columns, as_json)
 
-        require(
-            root is None or root.is_dir(), f"{root} is not a folder; `unlazy reproduce circle` or a Scope makes runs."
-        )
-        print_list(root or runs_folder(), study, state, as_json)
+
+@runs_app.command("list")
+def list_folder(
+    context: typer.Context,
+    folder: Annotated[Path | None, typer.Argument(help="Folder to search (default: UNLAZY_RUNS, or ./runs).")] = None,
+    study: StudyOption = None,
+    state: StateOption = None,
+    tag: TagOption = None,
+    columns: ColumnsOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs below a folder; `unlazy runs FOLDER` does the same."""
+    given = context.parent.params if context.parent is not None else {}
+    _list_runs(
+        folder or given.get("root"),
+        study or given.get("study"),
+        state or given.get("state"),
+        tag or given.get("tag"),
+        columns or str(given.get("columns") or ""),
+        as_json or bool(given.get("as_json")),
+    )
+
+
+def _list_runs(
+    root: Path | None, study: str | None, state: str | None, tag: str | None, columns: str, as_json: bool
+) -> None:
+    from unlazy.cli.runs import print_list
+
+    commands = ", ".join(command.name or "" for command in runs_app.registered_commands)
+    require(
+        root is None or root.is_dir(),
+        f"{root} is not a folder; `unlazy reproduce circle` or a Scope makes runs. Commands of `unlazy runs`: {commands}.",
+    )
+    states = ("running", "finished", "failed", "interrupted")
+    require(state is None or state in states, f"--state is one of {', '.join(states)}; got {state}.")
+    chosen = [name.strip() for name in columns.split(",") if name.strip()]
+    print_list(root or runs_folder(), study, state, as_json, chosen, tag)
 
 
 RunArgument = Annotated[str, typer.Argument(help="A run folder, or the beginning of a run's id.")]
+RunsArgument = Annotated[list[str], typer.Argument(help="Run folders, or beginnings of runs' ids.")]
 RootOption = Annotated[Path | None, typer.Option(help="Folder to search for ids (default: UNLAZY_RUNS, or ./runs).")]
 
 
 @runs_app.command("show")
-def show_run(run: RunArgument, root: RootOption = None) -> None:
-    """Show one run: its state, its versions and its last measurement."""
+def show_run(run: RunArgument, root: RootOption = None, as_json: JsonOption = False) -> None:
+    """Show one run: its state, settings, verdict, versions and last measurement."""
     from unlazy.cli.runs import find_run, print_run
 
-    print_run(find_run(run, root or runs_folder()))
+    print_run(find_run(run, root or runs_folder()), as_json)
 
 
 @runs_app.command("compare")
-def compare_runs(first: RunArgument, second: RunArgument, root: RootOption = None) -> None:
-    """Compare two runs: the settings that differ, then the last values of the scalars that both have."""
+def compare_runs(runs: RunsArgument, root: RootOption = None, as_json: JsonOption = False) -> None:
+    """Compare runs: their verdicts, the settings that differ, the last values of the scalars that all have."""
     from unlazy.cli.runs import find_run, print_comparison
 
-    print_comparison(*(find_run(run, root or runs_folder()) for run in (first, second)))
+    print_comparison([find_run(run, root or runs_folder()) for run in runs], as_json)
+
+
+@runs_app.command("tag")
+def tag_run(
+    run: RunArgument,
+    tags: Annotated[list[str], typer.Argument(help="Tags to add.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Remove these tags instead.")] = False,
+    root: RootOption = None,
+) -> None:
+    """Add tags to a run, or remove them."""
+    from unlazy.cli.runs import change_labels, find_run
+
+    change_labels(find_run(run, root or runs_folder()), tags=tags, remove=remove)
+
+
+@runs_app.command("note")
+def note_run(
+    run: RunArgument,
+    text: Annotated[str, typer.Argument(help="The note; it replaces the one before. An empty text removes it.")],
+    root: RootOption = None,
+) -> None:
+    """Write a note on a run."""
+    from unlazy.cli.runs import change_labels, find_run
+
+    change_labels(find_run(run, root or runs_folder()), notes=text)
+
+
+@runs_app.command("delete")
+def delete_runs(
+    runs: RunsArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    root: RootOption = None,
+) -> None:
+    """Delete runs, after a question for each. Files that unlazy did not write are kept."""
+    from unlazy.cli.runs import delete_run, find_run
+
+    for found in [find_run(run, root or runs_folder()) for run in runs]:
+        delete_run(found, ask=not yes)
 
 
 DataFolderOption = Annotated[
@@ -248,6 +347,7 @@ def list_or_copy_data(
         typer.Option("--from", metavar="DIR", help="Copy the standard files found below DIR; needs no network."),
     ] = None,
     to: DataFolderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Image data: list, fetch, verify, or copy files from a folder."""
     command = context.invoked_subcommand
@@ -257,7 +357,7 @@ def list_or_copy_data(
         from unlazy.cli.data import copy_from, print_list
 
         if origin is None:
-            print_list(data_folder(), as_json=False)
+            print_list(data_folder(), as_json)
         else:
             copy_from(origin, to or data_folder())
 

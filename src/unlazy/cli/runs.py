@@ -1,24 +1,32 @@
-"""``unlazy runs``: prints the list of runs, one run, and a comparison of two."""
+"""``unlazy runs``: prints the list of runs, one run, or several side by side; changes labels, deletes runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
 
-from unlazy.runtime import StoreError
+from unlazy.cli.table import fit_table
+from unlazy.run_card import describe_run, read_verdict
+from unlazy.run_comparison import last_medians, latest_scalars
+from unlazy.runtime import StoreError, require
 from unlazy.store import Run, find_runs
 
-CELL = 30  # width of a setting in a comparison, in characters
 LONGEST_NAME = 256  # of a file; asking for a longer one is an error
+NUMBERS = ("members", "step", "loss", "gap")
+ALWAYS_SHOWN = ("id", "state", "step", "folder")
 
 
-def print_list(root: Path, study: str | None, state: str | None, as_json: bool) -> None:
-    """Print one line per run, oldest first; damaged folders go to stderr."""
+def print_list(
+    root: Path, study: str | None, state: str | None, as_json: bool, columns: Sequence[str] = (), tag: str | None = None
+) -> None:
+    """Print one line per run, oldest first; damaged folders go to stderr. ``columns``: settings to show."""
     runs, broken = find_runs(root)
     rows = []
     for run in runs:
@@ -27,25 +35,65 @@ def print_list(root: Path, study: str | None, state: str | None, as_json: bool) 
         except StoreError as error:
             broken.append(error)
     every = len(rows)
-    rows = [row for row in rows if study in (None, row["study"]) and state in (None, row["state"])]
+    _check_columns(columns, rows)
+    wanted = {"study": study, "state": state}
+    rows = [row for row in rows if all(value in (None, row[name]) for name, value in wanted.items())]
+    rows = [row for row in rows if tag is None or tag in row["tags"]]
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif every and not rows:
-        typer.echo(f"none of the {every} runs below {root} is of that study and state.")
+        choice = "study and state" if tag is None else "study, state and tag"
+        typer.echo(f"none of the {every} runs below {root} is of that {choice}.")
     elif not rows and not broken:
         typer.echo(
             f"no runs below {root}; `unlazy reproduce circle` makes some, and so does a Scope around your own loop."
         )
     else:
-        typer.echo(f"{'id':12}  {'state':11}  {'members':>7}  {'step':>8}  {'loss':>9}  {'study':10}  folder")
-        for row in rows:
-            loss = "" if row["loss"] is None else f"{row['loss']:.3g}"
-            typer.echo(
-                f"{row['id']:12}  {row['state']:11}  {row['members']:7d}  {row['step']:8d}  {loss:>9}  "
-                f"{row['study'] or '':10}  {row['folder']}"
-            )
+        for line in list_lines(rows, columns, terminal_width()):
+            typer.echo(line)
     for damage in broken:
         typer.echo(f"damaged: {damage}", err=True)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; ``None`` if the output goes to a file or another program, which gets whole lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def list_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int | None) -> list[str]:
+    """The table of runs: only columns that some run has a value for; narrow terminals lose the least important ones."""
+    texts = [_row_texts(row, columns) for row in rows]
+    names = ["id", "state", "members", "step", "loss", "verdict", "gap", *columns, "study", "tags", "folder"]
+    kept = [
+        name
+        for name in names
+        if name in (*ALWAYS_SHOWN, *columns)
+        or (name == "members" and any(row["members"] != 1 for row in rows))
+        or (name != "members" and any(text[name] for text in texts))
+    ]
+    droppable = ["study", "tags", "members", *reversed(columns), "loss", "step"]
+    return fit_table(kept, texts, width, right=(*NUMBERS, *columns), droppable=droppable, cut="folder")
+
+
+def _row_texts(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
+    texts = {name: _text(row[name]) for name in ("id", "state", "members", "step", "verdict", "study", "folder")}
+    texts |= {name: "" if row[name] is None else f"{row[name]:.3g}" for name in ("loss", "gap")}
+    if row["broke_down"]:
+        texts["loss"] = "nan"
+    texts["tags"] = ", ".join(row["tags"])
+    return texts | {name: _text(row["config"].get(name)) for name in columns}
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _check_columns(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ``InputError`` if no run has a setting of that name."""
+    known = dict.fromkeys(name for row in rows for name in row["config"])
+    unknown = [name for name in columns if rows and name not in known]
+    listed = ", ".join(known) or "none: Scope(..., config={...}) keeps them"
+    require(not unknown, f"no run has a setting {', '.join(unknown)}; settings: {listed}.")
 
 
 def find_run(name: str, root: Path) -> Run:
@@ -59,78 +107,87 @@ def find_run(name: str, root: Path) -> Run:
     return found[0]
 
 
-def print_run(run: Run) -> None:
-    """Print state and versions of a run, and the last value of every scalar (median over members)."""
-    for name, value in run_row(run).items():
-        if value is not None:
-            typer.echo(f"{name:12} {value}")
+def print_run(run: Run, as_json: bool = False) -> None:
+    """Print what a run is, its verdict, its versions, and the last value of every scalar (median over members)."""
+    row, verdict, last = run_row(run), read_verdict(run.folder), last_medians(run)
+    if as_json:
+        typer.echo(
+            json.dumps(row | {"verdict": verdict, "provenance": run.header["provenance"], "last": last}, indent=1)
+        )
+        return
+    for name, value in row.items():
+        if name not in ("config", "phases", "git", "broke_down") and value not in (None, "", []):
+            typer.echo(f"{name:12} {', '.join(value) if isinstance(value, list) else _text(value)}")
+    if row["broke_down"]:
+        typer.echo(f"{'loss':12} is not a finite number any more: the training broke down")
+    for name, value in row["config"].items():
+        typer.echo(f"config.{name:20} {value}")
+    if row["git"]:
+        dirty = " with changes that are not committed" if row["git"].get("dirty") else ""
+        typer.echo(f"{'commit':12} {row['git'].get('commit')}{dirty}")
     for name in ("unlazy", "torch", "threads", "dtype", "started"):
         typer.echo(f"{name:12} {run.header['provenance'].get(name, 'unknown')}")
-    for name, value in last_medians(run).items():
-        typer.echo(f"{name:20} {value:.6g}")
+    for name, number in last.items():
+        typer.echo(f"{name:20} {number:.6g}")
+    for sentence in _verdict_sentences(verdict):
+        typer.echo(sentence)
 
 
-def print_comparison(a: Run, b: Run) -> None:
-    """Print the settings that differ, then the last value of every common scalar (median over members)."""
-    typer.echo(f"{'':32} {a.folder.name:>{CELL}} {b.folder.name:>{CELL}}")
-    flat_a, flat_b = (flatten_settings(run.header["recipe"]) for run in (a, b))
-    for side, run in ((flat_a, a), (flat_b, b)):  # one line per setting of the members, not one per member
-        for key in [key for key in side if key.startswith("members[")]:
-            del side[key]
-        for name in ("seed", "lr", "beta"):
-            values = {str(member.get(name)) for member in run.members}
-            side[f"members.{name}"] = values.pop() if len(values) == 1 else f"{len(values)} values"
-    for key in sorted(flat_a.keys() | flat_b.keys()):
-        left, right = flat_a.get(key, "-"), flat_b.get(key, "-")
-        if left != right and not key.startswith("measures"):
-            left, right = shorten_pair(left, right)
-            typer.echo(f"{key:32} {left:>{CELL}} {right:>{CELL}}")
-    medians_a, medians_b = last_medians(a), last_medians(b)
-    for name in sorted(medians_a.keys() & medians_b.keys()):
-        typer.echo(f"{name:32} {medians_a[name]:{CELL}.6g} {medians_b[name]:{CELL}.6g}")
+def _verdict_sentences(verdict: Mapping[str, Any] | None) -> list[str]:
+    """The verdict in words, as the scope wrote them."""
+    if verdict is None or not isinstance(verdict.get("words"), Mapping):
+        return []
+    words = verdict["words"]
+    said = [f"\nVerdict: {verdict.get('label')}. {words.get('meaning', '')}", *verdict.get("reasons", ())]
+    return [*said, *(words[topic] for topic in ("gap", "when", "layers", "advice") if words.get(topic))]
 
 
-def shorten_pair(left: Any, right: Any) -> tuple[str, str]:
-    """Two different values, each cut to ``CELL`` characters around the first place where they differ."""
-    texts = [" ".join(str(value).split()) for value in (left, right)]
-    first = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
-    start = first - CELL // 3 if first >= CELL - 2 else 0
-    parts = [f"…{text[start:]}" if start else text for text in texts]
-    short = [text if len(text) <= CELL else f"{text[: CELL - 1]}…" for text in parts]
-    return short[0], short[1]
+def print_comparison(runs: Sequence[Run], as_json: bool = False) -> None:
+    """Print verdicts, the settings that differ, and the last value of every common scalar (median over members)."""
+    comparison = Run.compare(runs)
+    typer.echo(json.dumps(comparison.to_dict(), indent=1) if as_json else str(comparison))
 
 
 def run_row(run: Run) -> dict[str, Any]:
-    """The columns of one run in the list."""
-    status = run.status()
+    """The columns of one run in the list, as plain JSON values."""
+    status, latest = run.status(), latest_scalars(run)
+    loss = last_medians(run).get("loss")
     return {
         "id": run.id,
         "state": status["state"],
         "members": len(run.members),
         "step": max([status["step"], *(line.step for line in run.lines)]),
-        "loss": last_medians(run).get("loss"),
+        "loss": loss if loss is not None and math.isfinite(loss) else None,
         "study": run.header["study"],
         "scale": run.header["scale"],
         "folder": str(run.folder),
         "error": status["error"],
+        **describe_run(run, latest),
     }
 
 
-def last_medians(run: Run) -> dict[str, float]:
-    """Median over members of each scalar in the last measurement that has it."""
-    latest: dict[str, list[float | None]] = {}
-    for line in run.lines:
-        latest |= line.scalars
-    numbers = {name: np.array(values, dtype=np.float64) for name, values in latest.items()}
-    return {name: float(np.nanmedian(values)) for name, values in numbers.items() if not np.isnan(values).all()}
+def change_labels(
+    run: Run, *, tags: Sequence[str] | None = None, notes: str | None = None, remove: bool = False
+) -> None:
+    """Add or remove tags, or replace the notes, and print what the run has now."""
+    now = run.labels["tags"]
+    if tags is not None:
+        unknown = [tag for tag in tags if remove and tag not in now]
+        require(not unknown, f"{run.folder} has no tag {', '.join(unknown)}; tags: {', '.join(now) or 'none'}.")
+        tags = [tag for tag in now if tag not in tags] if remove else [*now, *tags]
+    labels = run.set_labels(tags=tags, notes=notes)
+    typer.echo(f"{run.folder}: tags {', '.join(labels['tags']) or 'none'}; notes {labels['notes'] or 'none'}")
 
 
-def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as ``a.b.c: value``."""
-    if isinstance(value, Mapping):
-        pairs = [flatten_settings(inner, f"{prefix}.{key}" if prefix else str(key)) for key, inner in value.items()]
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping | list):
-        pairs = [flatten_settings(inner, f"{prefix}[{index}]") for index, inner in enumerate(value)]
-    else:
-        return {prefix: value}
-    return {key: inner for pair in pairs for key, inner in pair.items()}
+def delete_run(run: Run, *, ask: bool) -> None:
+    """Delete one run, after a question unless ``ask`` is false."""
+    row = run_row(run)
+    size = sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file() and not path.is_symlink())
+    words = f"{run.folder} ({row['state']}, step {row['step']}, {size / 1e6:.1f} MB)"
+    if ask and not typer.confirm(f"Delete {words}? This cannot be undone."):
+        typer.echo("nothing was deleted.")
+        return
+    left = run.delete()
+    typer.echo(f"deleted {words}")
+    if left:
+        typer.echo(f"kept what unlazy did not write: {', '.join(path.name for path in left)}")

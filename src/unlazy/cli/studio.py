@@ -33,6 +33,7 @@ def report_command(names: list[str], out: Path, root: Path, steps: int) -> None:
     from unlazy.studio.report import write_run_report
 
     require(not out.is_dir(), f"{out} is a folder; name a file for the page.")
+    require(out.parent.is_dir(), f"{out.parent} is not a folder, so {out.name} cannot be written there. Make it first.")
     page_like = out.suffix.lower() in (".html", ".htm")
     require(page_like, f"the page is HTML, so its name must end in .html; got {out}. A browser prints it as PDF.")
     page, notice = write_run_report([find_run(name, root).folder for name in names], out, most_steps=steps)

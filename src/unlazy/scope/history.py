@@ -6,24 +6,31 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unlazy.curves import plot_curves
+from unlazy.run_card import html_card
 from unlazy.scope.measurements import KERNELS, Measurements, to_numpy
 from unlazy.scope.probe_set import target_columns
 from unlazy.scope.run_folder import ScopeWriter
+from unlazy.scope.sinks import framework
 from unlazy.scope.tangent import Measured
 from unlazy.store import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Array = NDArray[Any]
 MOST_ARRAY_BYTES = 2**28  # of arrays in memory
 ARRAY_NAMES = {"log_paths": "paths"}  # where the store calls an array by another name
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """Numbers by name and step; arrays by name and step (only the first and the last, unless ``keep_all``).
 
@@ -78,6 +85,46 @@ class History:
         """Steps and values of one number; empty if it was never measured."""
         found = self.scalars.get(name, {})
         return np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.float64)
+
+    def plot(
+        self, panel: str | None = None, *, ax: Axes | None = None, phases: Sequence[Mapping[str, Any]] = ()
+    ) -> Figure:
+        """A matplotlib figure of the numbers; see :meth:`unlazy.Scope.plot`. ``phases``: of a verdict, to colour the steps."""
+
+        def curve(name: str) -> tuple[Array, Array]:
+            steps, values = self.series(name)
+            return steps, values[:, None]
+
+        return plot_curves({"": curve}, panel, ax=ax, phases=phases)
+
+    def to_frame(self) -> Any:
+        """A pandas table: one row a step, one column a number, NaN where it was not measured."""
+        steps, columns = self._table()
+        pandas = framework("pandas", "pandas")
+        return pandas.DataFrame(columns, index=pandas.Index(steps, name="step"))
+
+    def to_polars(self) -> Any:
+        """A polars table: a column ``step``, and one a number; null where it was not measured."""
+        steps, columns = self._table()
+        polars = framework("polars", "polars")
+        held = {name: [self.scalars[name].get(step) for step in steps] for name in columns}
+        return polars.DataFrame(
+            {"step": steps, **held}, schema={"step": polars.Int64} | dict.fromkeys(held, polars.Float64)
+        )
+
+    def _table(self) -> tuple[list[int], dict[str, list[float]]]:
+        """All steps, and each number at all of them."""
+        steps = sorted({step for found in self.scalars.values() for step in found})
+        return steps, {name: [found.get(step, float("nan")) for step in steps] for name, found in self.scalars.items()}
+
+    def __repr__(self) -> str:
+        span = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "nothing measured yet"
+        return f"History({span}, {len(self.steps)} measurements of {len(self.scalars)} numbers)"
+
+    def _repr_html_(self) -> str:
+        names = [name for name in self.scalars if "@" not in name]
+        rows = [(name, f"{self.first(name):.4g} → {self.last(name):.4g}") for name in names]
+        return html_card(f"{len(self.steps)} measurements, first → last", None, rows)
 
     def first(self, name: str) -> float | None:
         """The earliest value of one number."""

@@ -12,9 +12,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,10 @@ from unlazy.scope.twin import (
 from unlazy.scope.user_model import OutputChoice, unwrap_model
 from unlazy.scope.verdict import Verdict, judge
 from unlazy.training.twin import LinearisedTwin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 class Scope(AbstractContextManager["Scope"]):
@@ -350,6 +355,14 @@ class Scope(AbstractContextManager["Scope"]):
     def overhead(self) -> dict[str, Any]:
         """Seconds measuring and training, their ratio, measurements done and put off; construction apart."""
         return {} if self._session is None else self._session.overhead()
+
+    def plot(self, panel: str | None = None, *, ax: Axes | None = None) -> Figure:
+        """A matplotlib figure of what was measured: loss, gap, kernels and parameters, with the phases of the verdict.
+
+        ``panel``: only that panel, or the name of any number. ``ax``: draw the panel (default: the loss) there.
+        """
+        phases = [asdict(phase) for phase in judge(self.history).phases] if self.history.steps else []
+        return self.history.plot(panel, ax=ax, phases=phases)
 
     def report(self) -> str:
         """A page of text: the verdict, the numbers of the first and the last measurement, what is left out, what it cost."""

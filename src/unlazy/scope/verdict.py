@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from unlazy.curves import WORD_COLOURS
 from unlazy.scope.advice import advise
 from unlazy.scope.history import History
 from unlazy.scope.layer_table import LayerTable
@@ -398,8 +399,6 @@ def _label_groups(summary: TrainingSummary) -> dict[str, dict[str, Any]]:
 
 # --- as a card -------------------------------------------------------------------------------------------------------------
 
-COLOURS = {"lazy": "#2b8ccf", "mixed": "#b8860b", "rich": "#0f9d70", "cannot tell": "#7f7f7f"}
-
 
 def _html_card(verdict: Verdict) -> str:
     """A small card without style sheets or scripts; its text takes the page's own colours, light or dark."""
@@ -408,7 +407,7 @@ def _html_card(verdict: Verdict) -> str:
         f'<tr title="{html.escape(MEASURES.get(one.measure, ""))}">'
         f'<td style="{cell}">{html.escape(one.measure.replace("_", " "))}</td>'
         f'<td style="{cell}">{one.value:.2g}</td><td style="{cell}">{_position_svg(one)}</td>'
-        f'<td style="{cell};color:{COLOURS.get(one.says, "inherit")}">{html.escape(one.says)}</td></tr>'
+        f'<td style="{cell};color:{WORD_COLOURS.get(one.says, "inherit")}">{html.escape(one.says)}</td></tr>'
         for one in verdict.evidence
     )
     sentences = (
@@ -426,7 +425,7 @@ def _html_card(verdict: Verdict) -> str:
     return (
         '<div style="font:13px/1.5 system-ui,sans-serif;color:inherit;border:1px solid rgba(127,127,127,.4);'
         'border-radius:8px;padding:10px 14px;max-width:46em">'
-        f'<div style="font-size:16px;font-weight:600;color:{COLOURS[verdict.label]}">{verdict.label}</div>'
+        f'<div style="font-size:16px;font-weight:600;color:{WORD_COLOURS[verdict.label]}">{verdict.label}</div>'
         f"<div>{MEANINGS[verdict.label]}</div>{told}"
         f'<table style="border-collapse:collapse;margin:6px 0;color:inherit;font:inherit">{rows}</table>{layers}'
         f'<div style="opacity:.75">{said}</div></div>'
@@ -445,9 +444,9 @@ def _position_svg(one: Evidence) -> str:
     left, right = place(ends[0]), place(ends[1])
     return (
         '<svg width="150" height="12" role="img" aria-hidden="true">'
-        f'<rect x="0" y="4" width="50" height="4" fill="{COLOURS["lazy"]}" opacity=".5"/>'
-        f'<rect x="50" y="4" width="50" height="4" fill="{COLOURS["mixed"]}" opacity=".5"/>'
-        f'<rect x="100" y="4" width="50" height="4" fill="{COLOURS["rich"]}" opacity=".5"/>'
+        f'<rect x="0" y="4" width="50" height="4" fill="{WORD_COLOURS["lazy"]}" opacity=".5"/>'
+        f'<rect x="50" y="4" width="50" height="4" fill="{WORD_COLOURS["mixed"]}" opacity=".5"/>'
+        f'<rect x="100" y="4" width="50" height="4" fill="{WORD_COLOURS["rich"]}" opacity=".5"/>'
         f'<rect x="{left:.1f}" y="5" width="{max(right - left, 0.5):.1f}" height="2" fill="currentColor"/>'
         f'<circle cx="{place(one.value):.1f}" cy="6" r="4" fill="currentColor"/></svg>'
     )

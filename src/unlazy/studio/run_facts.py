@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unlazy.run_card import describe_run, read_verdict
+from unlazy.run_comparison import latest_scalars
 from unlazy.runtime import StoreError, short_hash
 from unlazy.studio.probe_set import ProbeSet, probe_set_of
-from unlazy.studio.run_index import read_verdict
 from unlazy.studio.run_reader import RunReader
 
 MOST_CURVE_POINTS = 2000
@@ -28,6 +29,8 @@ def run_facts(reader: RunReader) -> dict[str, Any]:
     stored = {step for name in reader.quantities for step in reader.steps(name, reader.scene_member)}
     maps = [name for name, fact in arrays.items() if _is_map(fact["shape"])]
     return {
+        **describe_run(reader.run, latest_scalars(reader)),
+        "state": status["state"],
         "key": reader.key,
         "title": reader.title,
         "header": reader.header,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from unlazy.run_card import describe_run
 from unlazy.runtime import StoreError
 from unlazy.store import Run, run_folders
 from unlazy.studio.run_reader import RunReader, Stamp, check_files, stamp_of
@@ -154,10 +155,9 @@ def _make_card(key: str, folder: Path, root: Path) -> dict[str, Any]:
         "error": status["error"],
         "started": _text_or_none(provenance.get("started")) if isinstance(provenance, Mapping) else None,
         "members": len(run.members),
-        "model": model_words(run.header),
         "data": _data_words(run.header),
         "last": {name: _first_number(values) for name, values in latest.items()},
-        "verdict": (read_verdict(folder) or {}).get("label"),
+        **describe_run(run, latest),
     }
 
 
@@ -168,33 +168,6 @@ def _text_or_none(value: Any) -> str | None:
 def _first_number(values: Any) -> float | None:
     value = values[0] if isinstance(values, list) and values else values
     return float(value) if isinstance(value, int | float) and np.isfinite(value) else None
-
-
-def read_verdict(folder: Path) -> dict[str, Any] | None:
-    """The content of verdict.json, which a scope writes; ``None`` if it is missing or damaged."""
-    try:
-        verdict = json.loads((folder / "verdict.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return verdict if isinstance(verdict, dict) else None
-
-
-def model_words(header: Mapping[str, Any]) -> str:
-    """A network in a few words: "DLGN, constant experts, 5 x 16"."""
-    spec = header.get("model")
-    if not isinstance(spec, Mapping):
-        recipe = header.get("recipe")
-        name = spec or (recipe.get("model") if isinstance(recipe, Mapping) else None)
-        return str(name).split("\n")[0].rstrip("( ")[:60] if name else "unknown"
-    kinds = {"own": "ReLU net", "open": "deep linear net", "quadratic": "quadratically gated net"}
-    words = [kinds.get(str(spec.get("gating")), "DLGN")]
-    if spec.get("experts") == "constant":
-        words.append("constant experts")
-    if spec.get("train_gates") is False:
-        words.append("frozen gates")
-    if spec.get("depth") and spec.get("width"):
-        words.append(f"{spec['depth']} x {spec['width']}")
-    return ", ".join(words)
 
 
 def _data_words(header: Mapping[str, Any]) -> str:
