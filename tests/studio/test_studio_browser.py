@@ -82,7 +82,7 @@ def drawn_step(page: Any, name: str, step: int) -> None:
 
 @pytest.mark.parametrize(("step", "member"), [(0, 0), (4, 1), (50, 1)])
 def test_pixels_are_those_of_numpy(watched, home, step, member):
-    page = watched.open(f"{home}#/run/group/first?step={step}&member={member}")
+    page = watched.open(f"{home}#/run/group/first?step={step}&member={member}&order=stored")
     for name in ("overlap", "tangent"):
         drawn_step(page, name, step)
         got, wanted = shown_pixels(page, name), drawn_by_numpy(name, step, member)
@@ -94,9 +94,7 @@ def test_pixels_are_those_of_numpy(watched, home, step, member):
 
 def test_keys_scrub_and_play(watched, home):
     page = watched.open(f"{home}#/run/group/first")
-    drawn_step(page, "overlap", 0)
-    press_and_wait(page, "End")
-    drawn_step(page, "overlap", 50)
+    drawn_step(page, "overlap", 50)  # a finished run opens at its end
     press_and_wait(page, "ArrowLeft")
     drawn_step(page, "overlap", 16)
     press_and_wait(page, "ArrowLeft")
@@ -248,7 +246,7 @@ def test_every_panel_has_its_numbers_a_figure_and_its_code(watched, home, place)
 
 def test_frames_come_many_at_a_time(watched, home):
     page = watched.open(f"{home}#/run/group/first")
-    drawn_step(page, "overlap", 0)
+    drawn_step(page, "overlap", 50)
     wait_until(page, "!/loading/.test(document.querySelector('[data-testid=status]')?.innerText ?? '')")
     page.wait_for_timeout(500)
     asked = [url for url in watched.requests if "/api/" in url]
@@ -269,8 +267,8 @@ def test_what_is_not_there_is_said(watched, home):
 def test_looking_left_every_file_as_it_was(watched, home, root):
     before = files_below(root)
     page = watched.open(f"{home}#/run/group/second")
-    drawn_step(page, "overlap", 0)
-    press_and_wait(page, "End")
     drawn_step(page, "overlap", 50)
+    press_and_wait(page, "Home")
+    drawn_step(page, "overlap", 0)
     assert files_below(root) == before
     page.close()

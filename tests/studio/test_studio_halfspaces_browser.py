@@ -95,7 +95,7 @@ def test_units_are_open_where_the_network_opens_them(browser, home, root, tmp_pa
         address = f"{write_run_report([root / 'mine'], tmp_path / 'page.html')[0].as_uri()}#/run/mine"
     counts = set()
     for sample in (0, 7, 23):
-        page = browser.open(f"{address}?mark={sample}")
+        page = browser.open(f"{address}?step=0&mark={sample}")
         assert "Half-spaces" in page.get_by_test_id("panel-halfspaces").inner_text()
         for step, key in ((0, None), (LAST, "End")):
             if key:
@@ -193,7 +193,7 @@ def keep_mark(page: Any, kernel: str, part: float, key: str, before: str) -> int
 
 
 def test_a_mark_made_in_the_second_run_is_found_in_the_first(browser, home):
-    page = browser.open(f"{home}#/compare/mine/turned?step={LAST}&mark=0")
+    page = browser.open(f"{home}#/compare/mine/turned?step={LAST}&mark=0&order=stored")
     readout(page, "halfspaces-b", "units of this layer open")
     number = keep_mark(page, "overlap-b", 0.76, "mark", "0")
     assert abs(number - (N - 1 - 30)) <= 1  # three quarters down the second run, which has the samples in reverse

@@ -56,6 +56,9 @@ export function groupsSayMore(probe: Probe): boolean {
   return groups.length > 0 && !(pure && samples === labels.length && groups.length === new Set(labels).size);
 }
 
+/** How samples are sorted unless the reader chose: by class where classes are known. */
+export const usualOrder = (probe: Probe): string => (probe.labels ? "class" : "stored");
+
 const sets = new WeakMap<number[], Set<number>>();
 const memberSet = (members: number[]): Set<number> => {
   const known = sets.get(members) ?? new Set(members);

@@ -129,10 +129,10 @@ export class RunView {
     return Math.min(Math.max(chosen, 0), this.members - 1);
   });
   readonly steps = $derived.by((): number[] => this.info?.steps ?? []);
-  /** The stored step nearest before the one in the address; a live run follows its last. */
+  /** The stored step nearest before the one in the address; without one the last, which a live run follows. */
   readonly step = $derived.by((): number => {
     const asked = studio.place.query.step;
-    if (asked === undefined) return (this.live ? this.steps.at(-1) : this.steps[0]) ?? 0;
+    if (asked === undefined) return this.steps.at(-1) ?? 0;
     return this.steps[indexBefore(Number(asked) || 0, this.steps)] ?? 0;
   });
 

@@ -29,6 +29,7 @@ function readTheme(dark: boolean): Theme {
     accent: value("accent"),
     cool: value("cool"),
     warm: value("warm"),
+    mixed: value("mixed"),
     coolTint: value("cool-tint"),
     warmTint: value("warm-tint"),
     sans: value("sans"),

@@ -15,6 +15,24 @@ export interface RunCard {
   data: string;
   last: Record<string, number | null>;
   verdict: string | null;
+  config?: Record<string, Setting> | null; // absent from older servers, as all that follows
+  tags?: string[] | null;
+  notes?: string | null;
+  gap?: number | null;
+  phases?: Phase[] | null;
+  broke_down?: boolean | null;
+  git?: unknown;
+  seed?: number | null;
+}
+
+export type Setting = string | number | boolean | null;
+
+/** A stretch of training with one word; `until`: about when it ended, null where it lasts. */
+export interface Phase {
+  word: string;
+  first: number;
+  last: number;
+  until: number | null;
 }
 
 export interface RunList {
@@ -61,13 +79,44 @@ export type GroupVerdict = Partial<
   Record<GroupNumber | "alignment_first" | "alignment_last", number | null> & { verdict: string; behind: boolean }
 >;
 /** Whole sentences, empty where there is nothing to say. */
-export type VerdictWords = Partial<Record<"meaning" | "gap" | "when" | "groups", string>>;
+export type VerdictWords = Partial<
+  Record<"meaning" | "gap" | "when" | "groups" | "layers" | "samples" | "advice", string>
+>;
+
+export interface LayerLine {
+  name: string;
+  word: string; // "" where nothing supports one
+  rank: number;
+  frozen_cost?: number | null;
+  linear_cost?: number | null;
+  trained?: boolean;
+  measures?: Record<string, number | null>;
+  says?: string;
+}
+export interface LayerTable {
+  lines: LayerLine[];
+  fall?: number | null;
+  source?: string;
+}
+export interface SampleValue {
+  sample: number;
+  value: number;
+}
+export type SampleKind = "hardest" | "easiest" | "moved" | "influential";
+export type StandoutSamples = Partial<Record<SampleKind, SampleValue[]>> & {
+  pairs?: { first: number; second: number; value: number }[];
+};
 
 export interface Verdict {
   label: string;
   when?: Record<string, number | null>; // the first measured step beyond the lazy border: the network, and each measure
   when_after?: Record<string, number | null>; // the last measured step before that
   words?: VerdictWords; // absent in older runs
+  gap?: number | null;
+  phases?: Phase[];
+  twin?: { gap?: Record<string, number | null> } | null;
+  layers?: LayerTable | null;
+  samples?: StandoutSamples | null;
   evidence?: Evidence[];
   groups?: Record<string, GroupVerdict>;
   reasons?: string[];
@@ -91,6 +140,11 @@ export interface RunInfo {
   verdict: Verdict | null;
   probe: Probe;
   problems: string[];
+  config?: Record<string, Setting> | null;
+  tags?: string[] | null;
+  notes?: string | null;
+  broke_down?: boolean | null;
+  phases?: Phase[] | null;
 }
 
 /** A block of numbers with its shape: float32 values, or bytes of a heat map with their scale. */

@@ -1,6 +1,6 @@
 // Sentences about a verdict: those of its file; for older files only what is certain.
 
-import type { GroupVerdict, Verdict } from "./types.ts";
+import type { GroupVerdict, Phase, RunInfo, Verdict } from "./types.ts";
 
 const LEFT = ["rich", "mixed"]; // labels of networks that left the lazy regime
 
@@ -45,3 +45,47 @@ export function groupsInShort(groups: GroupVerdict[]): string {
     .filter(Boolean)
     .join(", ");
 }
+
+/** The colour of a word of a verdict; the style sheet has the same under [data-word]. */
+export const wordColour = (word: string, theme: Record<"cool" | "mixed" | "warm" | "unit", string>): string =>
+  ({ lazy: theme.cool, mixed: theme.mixed, rich: theme.warm })[word] ?? theme.unit;
+
+export interface Stretch {
+  word: string;
+  from: number;
+  to: number;
+}
+
+/** The phases as stretches of training without holes: each begins where the one before ended. */
+export function stretchesOf(phases: Phase[] | null | undefined): Stretch[] {
+  return (phases ?? []).map((phase, i) => ({
+    word: phase.word,
+    from: i ? (phases![i - 1].until ?? phase.first) : phase.first,
+    to: phase.until ?? phase.last,
+  }));
+}
+
+export interface GapCurve {
+  isGap: boolean; // of the trained twin; else the measure that the gap is estimated from
+  steps: number[];
+  values: (number | null)[];
+}
+
+/** How far the network is from its linear model, by step: the twin's gap where it was followed, else the estimate's measure. */
+export function gapCurve(verdict: Verdict, run: Pick<RunInfo, "scalars">): GapCurve | null {
+  const measured = Object.entries(verdict.twin?.gap ?? {}).map(([step, gap]) => [Number(step), gap] as const);
+  measured.sort((a, b) => a[0] - b[0]);
+  if (measured.length > 2)
+    return { isGap: true, steps: measured.map(([step]) => step), values: measured.map(([, gap]) => gap) };
+  const series = run.scalars[verdict.evidence?.[0]?.measure ?? "linearisation_error"];
+  return series?.steps.length
+    ? { isGap: false, steps: series.steps, values: series.values.map((row) => row[0] ?? null) }
+    : null;
+}
+
+/** The sentences of the advice, without their heading. */
+export const adviceOf = (verdict: Verdict): string[] =>
+  (verdict.words?.advice ?? "")
+    .split("\n")
+    .map((text) => text.trim())
+    .filter((text) => text && text !== "What to do:");

@@ -11,6 +11,7 @@ export interface Theme {
   accent: string;
   cool: string;
   warm: string;
+  mixed: string;
   coolTint: string;
   warmTint: string;
   sans: string;
