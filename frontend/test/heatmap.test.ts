@@ -1,6 +1,15 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { colours, difference, fill, halfToEven, packedTable, quantise, valueOf } from "../src/panels/heatmap.ts";
+import {
+  colours,
+  difference,
+  fill,
+  halfToEven,
+  onOneScale,
+  packedTable,
+  quantise,
+  valueOf,
+} from "../src/panels/heatmap.ts";
 
 test("every colour map has 256 opaque colours, and zero is the same dark in both kernel maps", () => {
   for (const map of ["unsigned", "signed", "difference"] as const) {
@@ -71,4 +80,20 @@ test("the difference of a kernel and a multiple of itself is nothing", () => {
     ].every((v) => Math.abs(v) < 1e-6),
   );
   assert.ok(difference(kernel, Float32Array.of(3, 0, 0, 3), 2)[1] > 0);
+});
+
+test("two maps on one scale have one byte for one value", () => {
+  const a = quantise([0, 0.5, 1, 2], 2, 2, false, 2);
+  const b = quantise([0, 0.5, 1, 8], 2, 2, false, 8);
+  const [p, q] = onOneScale(a, b);
+  assert.equal(p.top, 8);
+  for (let i = 0; i < 3; i++) assert.ok(Math.abs(p.bytes[i] - q.bytes[i]) <= 1, `${p.bytes} and ${q.bytes}`);
+  assert.equal(onOneScale(a, a)[0], a);
+  const signed = quantise([-8, 0, 1, 8], 2, 2, true, 8);
+  const [unsignedTwin] = onOneScale(a, signed);
+  assert.ok(unsignedTwin.signed);
+  for (const i of [0, 1, 2, 3]) {
+    const value = valueOf(unsignedTwin, unsignedTwin.bytes[i]);
+    assert.ok(Math.abs(value - [0, 0.5, 1, 2][i]) < 0.1, String(value));
+  }
 });

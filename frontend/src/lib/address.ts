@@ -1,7 +1,7 @@
 // The state of the page lives in the address: "#/run/KEY?step=48&mark=17". Pure functions both ways.
 
 export interface Place {
-  page: "runs" | "run" | "compare" | "neuron" | "halfspace" | "claims" | "play";
+  page: "runs" | "run" | "compare" | "overlay" | "neuron" | "halfspace" | "claims" | "play";
   key: string; // of the run (runs, claims, play: "")
   other: string; // the second run of a comparison
   layer: number;
@@ -27,7 +27,7 @@ export function parse(hash: string): Place {
   const parts = path.split("/").filter(Boolean);
   const place: Place = { ...nowhere(), query };
   const [head, ...rest] = parts;
-  if (head === "claims" || head === "play") return { ...place, page: head };
+  if (head === "claims" || head === "play" || head === "overlay") return { ...place, page: head };
   if (head === "compare" && rest.length >= 2) {
     const half = rest.length / 2; // plain slashes: both keys equally deep
     const keys = rest.length === 2 ? rest : [rest.slice(0, half).join("/"), rest.slice(half).join("/")];
@@ -49,6 +49,7 @@ export function format(place: Place): string {
     runs: "/runs",
     claims: "/claims",
     play: "/play",
+    overlay: "/overlay",
     run: `/run/${key}`,
     compare: `/compare/${key}/${encodeURIComponent(place.other)}`,
     neuron: `/run/${key}/neuron/${place.unit}`,

@@ -48,12 +48,14 @@ class Studio {
   timelineStep = $state<number | null>(null); // the step that the timeline shows
   #timer = 0;
   #written = 0;
+  #seen = location.hash; // the address as last written or read
 
   constructor() {
     const system = matchMedia("(prefers-color-scheme: dark)");
     this.#wear(storedTheme() ? storedTheme() === "dark" : system.matches);
     system.addEventListener("change", () => storedTheme() ?? this.#wear(system.matches));
     addEventListener("hashchange", () => {
+      this.#seen = location.hash;
       if (location.hash !== format(this.place)) this.place = parse(location.hash);
     });
     const { entry } = this.library.source.report ?? {};
@@ -91,6 +93,7 @@ class Studio {
     this.place = place;
     this.hover = this.hoverUnit = null;
     history.pushState(null, "", format(place));
+    this.#seen = location.hash;
     scrollTo(0, 0);
   }
 
@@ -106,8 +109,10 @@ class Studio {
   #flush(): void {
     clearTimeout(this.#timer);
     this.#written = performance.now();
+    if (location.hash !== this.#seen) return; // a link was followed meanwhile; its address goes first
     const address = format(this.place);
     if (location.hash !== address) history.replaceState(null, "", address);
+    this.#seen = location.hash;
   }
 
   /** A link that keeps nothing of the present state but what is named. */

@@ -43,6 +43,29 @@ export function valueOf(levels: Pick<Levels, "signed" | "top" | "unit">, byte: n
   return Math.sign(level) * levels.unit * levels.top * level * level;
 }
 
+/** The same map on another scale, so that two maps have one colour for one value (each over its mean diagonal). */
+export function rescaled(levels: Levels, top: number, signed: boolean): Levels {
+  if (levels.top === top && levels.signed === signed) return levels;
+  const factor = Math.sqrt(levels.top / top);
+  const table = Uint8Array.from({ length: 256 }, (_, byte) => {
+    const level = Math.max(-1, Math.min(1, factor * (levels.signed ? (byte - 128) / 127 : byte / 255)));
+    return halfToEven(signed ? 128 + 127 * level : 255 * level);
+  });
+  return {
+    ...levels,
+    bytes: levels.bytes.map((byte) => table[byte]),
+    top,
+    signed,
+    clipped: levels.clipped || factor > 1,
+  };
+}
+
+/** Two maps on one scale: that of the larger top, signed if one is. */
+export function onOneScale(a: Levels, b: Levels): [Levels, Levels] {
+  const [top, signed] = [Math.max(a.top, b.top), a.signed || b.signed];
+  return [rescaled(a, top, signed), rescaled(b, top, signed)];
+}
+
 /** Numbers as levels: sqrt(min(|v| / top, 1)), the rule of the server; `top` defaults to the largest. */
 export function quantise(
   values: ArrayLike<number>,
