@@ -93,3 +93,17 @@ def test_it_fits_a_phone(opened) -> None:
     page.wait_for_timeout(300)
     assert fits_width(page)
     page.set_viewport_size({"width": 1400, "height": 1000})
+
+
+def test_a_stranger_finds_words_before_the_panels_and_a_picture_on_a_phone(opened) -> None:
+    page, browser, address = opened
+    names = page.get_by_role("group", name="Networks").inner_text()
+    assert "Gated network" in names
+    assert not re.search("author:|pilot:|experts", page.inner_text("main").split("Scorecard")[0].split("Figures")[0])
+    explanation = page.get_by_test_id("explanation").bounding_box()
+    assert explanation["y"] < page.get_by_test_id("panel-halfspaces").bounding_box()["y"]
+    phone = browser.open(address, width=390, height=844)
+    wait_until(phone, "window.__unlazy?.ready")
+    picture = phone.locator("main canvas").first.bounding_box()
+    assert picture["y"] + 100 < 844
+    phone.close()
