@@ -11,7 +11,7 @@ import numpy as np
 
 from unlazy.curves import Series, plot_curves
 from unlazy.run_card import describe_run
-from unlazy.runtime import require
+from unlazy.runtime import framework, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,9 +41,9 @@ class RunComparison:
 
     def to_frame(self) -> Any:
         """A pandas table: one row a run, one column a fact, setting or number."""
-        import pandas as pd
-
-        return pd.DataFrame({**self.facts, **self.settings, **self.last}, index=pd.Index(self.names, name="run"))
+        pandas = framework("pandas", "pandas")
+        names = pandas.Index(self.names, name="run")
+        return pandas.DataFrame({**self.facts, **self.settings, **self.last}, index=names)
 
     def plot(self, panel: str | None = None, *, ax: Axes | None = None) -> Figure:
         """The curves of all runs in one figure; see :meth:`unlazy.Run.plot`."""

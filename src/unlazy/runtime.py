@@ -6,6 +6,7 @@ Only this module reads environment variables. It imports torch inside functions,
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import operator
 import os
@@ -45,6 +46,21 @@ class Unsupported(UnlazyError):  # noqa: N818
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return type(self), (self.module, self.why, self.remedy)  # so that it can be pickled
+
+
+class MissingFrameworkError(InputError, ImportError):
+    """An optional framework that is not installed; says what brings it."""
+
+    def __init__(self, name: str, package: str, error: ImportError) -> None:
+        super().__init__(f"{name} cannot be imported ({error}); `pip install {package}` brings it.")
+
+
+def framework(name: str, package: str) -> Any:
+    """Import an optional framework, or say what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingFrameworkError(name, package, error) from error
 
 
 def require(condition: bool, message: str) -> None:

@@ -196,6 +196,7 @@ def test_a_figure_must_be_a_picture():
 
 def test_the_command_writes_a_page_for_a_run_named_by_folder_or_id(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
     answer = CliRunner().invoke(cli.app, ["report", str(store / "one"), "-o", "out/page.html"], catch_exceptions=False)
     assert answer.exit_code == 0
     assert "opens without a server" in answer.output

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from unlazy.curves import plot_curves
 from unlazy.run_card import html_card
+from unlazy.runtime import framework
 from unlazy.scope.measurements import KERNELS, Measurements, to_numpy
 from unlazy.scope.probe_set import target_columns
 from unlazy.scope.run_folder import ScopeWriter
-from unlazy.scope.sinks import framework
 from unlazy.scope.tangent import Measured
 from unlazy.store import Run
 

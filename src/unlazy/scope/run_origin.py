@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import subprocess
 import sys
@@ -146,13 +145,12 @@ def _ask_git(folder: str | None, *words: str) -> str | None:
     """What git prints, or ``None``. A file monitor named in the repository's settings is not started."""
     try:
         answer = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", *words],
+            ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=GIT_SECONDS,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from unlazy.runtime import InputError
+from unlazy.runtime import MissingFrameworkError as MissingFrameworkError
+from unlazy.runtime import framework as framework
 
 PREFIX = "unlazy/"
 
@@ -24,21 +24,6 @@ class Sink(Protocol):
     def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
-
-
-class MissingFrameworkError(InputError, ImportError):
-    """An optional framework that is not installed; says what brings it."""
-
-    def __init__(self, name: str, package: str, error: ImportError) -> None:
-        super().__init__(f"{name} cannot be imported ({error}); `pip install {package}` brings it.")
-
-
-def framework(name: str, package: str) -> Any:
-    """Import an optional framework, or say what to install."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingFrameworkError(name, package, error) from error
 
 
 class TensorBoardSink:
