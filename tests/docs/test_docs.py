@@ -60,6 +60,7 @@ RUNNABLE = (
     "how-to/check_width.md",
     "how-to/clusters.md",
     "how-to/explain_a_table.md",
+    "how-to/keep_runs.md",
     "how-to/large_models.md",
     "how-to/read_a_verdict.md",
     "reference/kernels.md",
