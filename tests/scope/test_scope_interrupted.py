@@ -15,6 +15,7 @@ from torch import nn
 
 from unlazy import Run, Scope
 from unlazy.cli.runs import run_row
+from unlazy.scope import session as sessions
 from unlazy.scope.session import Session
 
 ALWAYS = float("inf")
@@ -121,8 +122,9 @@ def test_a_twin_trained_after_ctrl_c_leaves_the_run_interrupted(tmp_path: Path) 
     assert verdict_of(tmp_path)["twin"] is not None
 
 
-def test_a_run_has_its_verdict_while_it_trains(tmp_path: Path) -> None:
+def test_a_run_has_its_verdict_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network()
+    monkeypatch.setattr(sessions, "VERDICT_SECONDS", 0.0)
     with Scope(net, (X, Y), tmp_path, budget=ALWAYS, strict=True) as scope:
         train(net, scope, range(1, 6))
         assert Run(tmp_path).status()["state"] == "running"
@@ -130,6 +132,14 @@ def test_a_run_has_its_verdict_while_it_trains(tmp_path: Path) -> None:
         assert early["label"] == scope.verdict().label
         train(net, scope, range(6, 60))
     assert verdict_of(tmp_path)["gap"] != early["gap"]
+
+
+def test_a_short_training_is_judged_at_its_end_alone(tmp_path: Path) -> None:
+    net = network()
+    with Scope(net, (X, Y), tmp_path, budget=ALWAYS, strict=True) as scope:
+        train(net, scope, range(1, 6))
+        assert not (tmp_path / "verdict.json").exists()
+    assert (tmp_path / "verdict.json").exists()
 
 
 def test_a_session_that_python_ends_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

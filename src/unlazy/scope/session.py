@@ -54,6 +54,7 @@ from unlazy.store import INTERRUPTIONS, Run, parse_notes, parse_tags
 
 FIRST_SECONDS = 3.0  # of the first measurement before the first step; the rest of it follows during the first steps
 END_SECONDS = 3.0  # of the last measurement if the budget leaves less; light measures are taken whatever they cost
+VERDICT_SECONDS = 10.0  # between two verdicts on a training that goes on; one takes some milliseconds
 KNOWN_STEPS = 3  # after so many steps their time is known
 LIGHT_SHARE = 0.05  # measures that cost no more than this share of all of them are light
 ALWAYS = ("outputs", "parameters", "linear")  # light whatever they cost: verdicts rest on them
@@ -157,6 +158,7 @@ class Session:
         self.training_modes: dict[
             nn.Module, bool
         ] = {}  # of norms that behave otherwise in training, when a step was reported
+        self._judged = time.perf_counter()
         self.construction_seconds = time.perf_counter() - began
         limit.begin()
         self.budget.spent = 0.0
@@ -403,9 +405,9 @@ class Session:
         writing = time.perf_counter()
         change = self._largest_change(measured)
         self._write(step, measured, scalars)
-        if self.scope_writer is not None and self.measurements.measures.keys() <= set(names):
-            self._write_verdict()  # so that a list of runs shows the verdict while they train, or when they are killed
         self._learn_costs(writing=time.perf_counter() - writing, names=names)
+        if self.scope_writer is not None and time.perf_counter() - self._judged > VERDICT_SECONDS:
+            self._write_verdict()  # so that lists show the verdict while the network trains, and if the process is killed
         self.planner.note_measured(step, names, change)
         self.last_measured = step
         before, known = self.pending, self.measurements.measures
@@ -557,6 +559,7 @@ class Session:
 
     def _write_verdict(self) -> None:
         assert self.scope_writer is not None
+        self._judged = time.perf_counter()
         with suppress(StoreError):  # without thresholds the measurements are kept, and verdict() says what is missing
             self.scope_writer.write_verdict(judge(self.history).to_dict())
 
