@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+NO_SETTINGS = ("measures", "scope.notes", "scope.rows", "scope.waiting")  # in a recipe, but found by measuring
 CELL = 30  # largest width of a value in a comparison, in characters
 ALWAYS_SHOWN = ("state", "verdict", "gap")
 FACTS = (*ALWAYS_SHOWN, "model", "tags", "notes", "seed")  # the others are shown where they differ
@@ -88,7 +89,7 @@ def compare(runs: Sequence[Any]) -> RunComparison:
         if name in ALWAYS_SHOWN or any(value != values[0] for value in values)
     }
     flat = [_settings(run) for run in runs]
-    keys = sorted({key for one in flat for key in one if not key.startswith("measures")})
+    keys = sorted({key for one in flat for key in one if not key.startswith(NO_SETTINGS)})
     settings = {key: [one.get(key) for one in flat] for key in keys}
     medians = [last_medians(run) for run in runs]
     numbers = sorted(set.union(*(set(one) for one in medians)))

@@ -71,7 +71,7 @@ def list_lines(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width:
         or (name == "members" and any(row["members"] != 1 for row in rows))
         or (name != "members" and any(text[name] for text in texts))
     ]
-    droppable = ["study", "tags", "members", *reversed(columns), "loss", "step"]
+    droppable = ["study", "tags", "members", "loss", "step", *reversed(columns)]
     return fit_table(kept, texts, width, right=(*NUMBERS, *columns), droppable=droppable, cut="folder")
 
 
