@@ -40,9 +40,9 @@ STYLE: Any = {
 }
 PANELS = {  # the numbers of each panel, and what its axis says
     "loss": (("loss",), "loss on the probe set"),
-    "gap": (("linearisation_error",), "distance from the linearised network"),
-    "kernels": (("tangent_distance", "overlap_distance"), "distance of the kernels from their start"),
-    "parameters": (("parameter_motion",), "relative distance of the parameters from their start"),
+    "gap": (("linearisation_error",), "linearisation error"),
+    "kernels": (("tangent_distance", "overlap_distance"), "kernel distance from start"),
+    "parameters": (("parameter_motion",), "parameter motion"),
 }
 MOST_NAMED = 12  # lines in a legend; beyond that lines are grey and have no names
 
@@ -123,11 +123,12 @@ def _draw_panel(axes: Axes, panel: str, runs: Mapping[str, Series], phases: Sequ
             colour = palette[place % len(palette)] if len(runs) <= MOST_NAMED else "grey"
             line = dashes[(number + place // len(palette)) % len(dashes)]
             draw_band(axes, steps, values, words, colour, linestyle=line, linewidth=1.4)
+    ended = None
     for phase in phases:
+        first = phase["first"] if ended is None else ended  # a phase begins where the one before ended
         last = phase["until"] if phase.get("until") is not None else phase["last"]
-        axes.axvspan(
-            phase["first"], last, color=WORD_COLOURS.get(phase["word"], COLOURS["grey"]), alpha=0.08, linewidth=0
-        )
+        axes.axvspan(first, last, color=WORD_COLOURS.get(phase["word"], COLOURS["grey"]), alpha=0.08, linewidth=0)
+        ended = phase.get("until")
     axes.set(xlabel="step", ylabel=PANELS[panel][1] if panel in PANELS else panel.replace("_", " "))
     labelled = [label for label in axes.get_legend_handles_labels()[1] if label and not label.startswith("_")]
     if labelled and len(runs) <= MOST_NAMED:

@@ -85,6 +85,16 @@ def test_phases_are_drawn_in_the_colours_of_their_words() -> None:
     assert (patch.get_x(), patch.get_width()) == (1, 2)
 
 
+def test_a_phase_begins_where_the_one_before_ended() -> None:
+    curve = (np.arange(9), np.ones((9, 1)))
+    phases = [
+        {"word": "mixed", "first": 1, "last": 3, "until": 4},
+        {"word": "rich", "first": 8, "last": 8, "until": None},
+    ]
+    patches = plot_curves({"": lambda name: curve}, "loss", phases=phases).axes[0].patches
+    assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in patches] == [(1, 4), (4, 8)]
+
+
 def test_members_become_a_median_and_a_band() -> None:
     values = np.array([[1.0, 2.0, 30.0], [4.0, 5.0, np.nan]])
     [line] = plot_curves({"a": lambda name: (np.arange(2), values)}, "loss").axes[0].lines
