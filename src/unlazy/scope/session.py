@@ -553,8 +553,9 @@ class Session:
         allowed = self.budget.seconds_allowed(self.training_seconds)
         if full >= FULL_MEASUREMENTS or self.last_step < FULL_MEASUREMENTS or FULL_MEASUREMENTS * cost <= allowed:
             return
+        many = "" if full == 1 else "s"
         self.measurements.add_note(
-            f"{full} full measurements: each takes {cost:.2g} s, and this training paid for {allowed:.2g} s in all"
+            f"{full} full measurement{many}: each takes {cost:.2g} s, and this training paid for {allowed:.2g} s in all"
         )
 
     def _write_verdict(self) -> None:
