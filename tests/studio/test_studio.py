@@ -199,7 +199,8 @@ def test_a_scope_of_somebodys_own_loop_is_shown_whole(tmp_path):
     assert facts["problems"] == []
     assert "tangent" in facts["maps"]
     assert facts["status"]["state"] == "finished"
-    assert set(facts["verdict"]["words"]) == {"meaning", "gap", "when", "groups"}  # the page prints these
+    printed = {"meaning", "gap", "when", "groups", "layers", "samples", "advice"}
+    assert set(facts["verdict"]["words"]) == printed
     for name, fact in facts["arrays"].items():
         assert ask(api, f"array/mine/{name}/{fact['steps'][-1]}").body
 
