@@ -66,7 +66,8 @@ export function stretchesOf(phases: Phase[] | null | undefined): Stretch[] {
 }
 
 export interface GapCurve {
-  isGap: boolean; // of the trained twin; else the measure that the gap is estimated from
+  isGap: boolean; // of the trained twin
+  measure: string; // what is drawn: that gap, else the measure that it is estimated from
   steps: number[];
   values: (number | null)[];
 }
@@ -76,10 +77,17 @@ export function gapCurve(verdict: Verdict, run: Pick<RunInfo, "scalars">): GapCu
   const measured = Object.entries(verdict.twin?.gap ?? {}).map(([step, gap]) => [Number(step), gap] as const);
   measured.sort((a, b) => a[0] - b[0]);
   if (measured.length > 2)
-    return { isGap: true, steps: measured.map(([step]) => step), values: measured.map(([, gap]) => gap) };
-  const series = run.scalars[verdict.evidence?.[0]?.measure ?? "linearisation_error"];
+    return {
+      isGap: true,
+      measure: "twin_gap",
+      steps: measured.map(([step]) => step),
+      values: measured.map(([, gap]) => gap),
+    };
+  const restsOn = verdict.evidence?.[0]?.measure ?? "twin_gap";
+  const measure = restsOn === "twin_gap" ? "linearisation_error" : restsOn; // a twin trained afterwards has one point only
+  const series = run.scalars[measure];
   return series?.steps.length
-    ? { isGap: false, steps: series.steps, values: series.values.map((row) => row[0] ?? null) }
+    ? { isGap: false, measure, steps: series.steps, values: series.values.map((row) => row[0] ?? null) }
     : null;
 }
 

@@ -203,7 +203,8 @@ class Verdict:
         Who has features seldom wants fewer, so a rich network only gets a hint.
         """
         if self.advice and self.label == "rich":
-            return "What to do: nothing, to learn features. verdict.advice says how to stay nearer to the linear model."
+            hint = "Nothing, to learn features. verdict.advice says how to stay nearer to the linear model."
+            return "\n    ".join(("What to do:", hint))
         return "\n    ".join(("What to do:", *self.advice)) if self.advice else ""
 
     def _repr_html_(self) -> str:
