@@ -142,6 +142,16 @@ def test_what_is_measured_is_not_measured_again(toy: Path) -> None:
     assert len(log(toy)) == 8
 
 
+def test_what_a_killed_process_left_of_a_case_goes_with_the_next_try(toy: Path) -> None:
+    wanted = request(toy)
+    path = wanted.case_file(wanted.cases[0])
+    path.parent.mkdir(parents=True)
+    for name in (f".{path.name}.1234.tmp", ".another.json.1234.tmp"):
+        (path.parent / name).write_text("{")
+    run(toy)
+    assert [one.name for one in path.parent.glob(".*.tmp")] == [".another.json.1234.tmp"]
+
+
 def test_other_code_measures_again(toy: Path) -> None:
     run(toy)
     found = run(rewrite(toy, shift=10))

@@ -20,6 +20,7 @@ RESULTS/STUDY/SCALE/table.csv          all rows of the scale
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 import time
@@ -173,7 +174,7 @@ def measure_study(request: Request, options: ExecutionOptions, progress: Progres
 
     def save(name: str, found: dict[str, Any]) -> None:
         if options.cluster is not None:  # its workers may have disks of their own
-            write_file(request.case_file(missing[name]), (json.dumps(found) + "\n").encode())
+            _save_case(request.case_file(missing[name]), found)
 
     return run_tasks(
         measure_case,
@@ -231,9 +232,16 @@ def measure_case(request: Request, case_id: str) -> dict[str, Any]:
         "provenance": provenance | {"seconds": round(time.perf_counter() - began, 2)},
         "rows": table.to_bytes().decode(),
     }
-    write_file(path, (json.dumps(measured) + "\n").encode())
+    _save_case(path, measured)
     path.with_suffix(".progress").unlink(missing_ok=True)
     return measured
+
+
+def _save_case(path: Path, measured: Mapping[str, Any]) -> None:
+    """Write what was measured of a case, and delete what a killed process left of an earlier try."""
+    write_file(path, (json.dumps(measured) + "\n").encode())
+    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        unfinished.unlink(missing_ok=True)
 
 
 def read_saved_case(request: Request, case: Case) -> dict[str, Any] | None:
