@@ -2,6 +2,7 @@
 
     python benchmarks/large_models.py --device cuda --steps 5000
     python benchmarks/large_models.py --device cpu --models transformer --steps 40
+    python benchmarks/large_models.py --device cpu --batch 4 --steps 60
     python benchmarks/large_models.py --device cpu --tiny
 
 Random weights, synthetic data, AdamW, bf16 autocast on a card. Each training runs in a process of its own, so that its
@@ -135,7 +136,7 @@ class CardPeak:
         self.bytes = torch.cuda.max_memory_allocated() - self._before
 
 
-def train(name: str, device: str, steps: int, tiny: bool, watched: bool) -> dict[str, Any]:
+def train(name: str, device: str, steps: int, tiny: bool, watched: bool, batch: int | None = None) -> dict[str, Any]:
     """One training, and what it took."""
     from unlazy.scope.scope import Scope
 
@@ -146,7 +147,8 @@ def train(name: str, device: str, steps: int, tiny: bool, watched: bool) -> dict
         with Scope(small, probe=(x.to(device), y.to(device)), budget=1.0) as warm:
             train_step(small, torch.optim.AdamW(small.parameters()), x.to(device), y.to(device))
             warm.step(1)
-    net, x, y, batch = make(name, tiny, 32 if tiny else 256)
+    net, x, y, usual = make(name, tiny, 32 if tiny else 256)
+    batch = batch or usual
     net, x, y = net.to(device), x.to(device), y.to(device)
     probe = 16 if tiny else 128
     with CardPeak() if device == "cuda" else PeakGrowth() as peak:
@@ -165,6 +167,7 @@ def train(name: str, device: str, steps: int, tiny: bool, watched: bool) -> dict
             torch.cuda.synchronize()
     found: dict[str, Any] = {
         "parameters": sum(p.numel() for p in net.parameters()),
+        "batch": batch,
         "seconds": time.perf_counter() - wall,
         "processor_seconds": time.process_time() - processor,
         "peak_bytes": peak.bytes,
@@ -175,6 +178,7 @@ def train(name: str, device: str, steps: int, tiny: bool, watched: bool) -> dict
         }
         found |= {"construction_processor_seconds": first, "measurements": counts, "overhead": scope.overhead()}
         found |= {"notes": scope.history.notes, "left_out": scope.history.left_out}
+        found |= {"verdict": str(scope.verdict())}
     return found
 
 
@@ -192,6 +196,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--models", nargs="+", default=["vit_b", "resnet50", "gpt2"], help="also: transformer (25 M)")
     parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--batch", type=int, help="samples a step; as many as the model's own recipe without it")
     parser.add_argument("--tiny", action="store_true", help="tiny models, 8 steps: to see that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--one", choices=("alone", "scope"), help="run one training here and print its numbers")
@@ -199,27 +204,30 @@ def main() -> None:
     steps = 8 if options.tiny else options.steps
     if options.one:
         torch.set_num_threads(torch.get_num_threads() if options.device == "cuda" else 1)
-        print(json.dumps(train(options.models[0], options.device, steps, options.tiny, options.one == "scope")))
+        watched = options.one == "scope"
+        print(json.dumps(train(options.models[0], options.device, steps, options.tiny, watched, options.batch)))
         return
-    found: dict[str, Any] = {}
-    for name in options.models:
-        for one in ("alone", "scope"):
-            command = [sys.executable, __file__, "--device", options.device, "--models", name, "--steps", str(steps)]
-            command += ["--one", one, *(["--tiny"] if options.tiny else [])]
-            done = subprocess.run(command, capture_output=True, text=True)
-            answer = done.stdout.splitlines()[-1] if done.returncode == 0 else ""
-            found.setdefault(name, {})[one] = json.loads(answer) if answer else {"error": done.stderr[-2000:]}
-            print(name, one, found[name][one], flush=True)
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     settings = {
         "device": options.device,
-        "machine": machine,
+        "machine": torch.cuda.get_device_name() if options.device == "cuda" else platform.machine(),
         "steps": steps,
         "tiny": options.tiny,
         "torch": torch.__version__,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"settings": settings, "models": found}, indent=1) + "\n")
+    known = json.loads(options.out.read_text())["models"] if options.out.exists() else {}
+    for name in options.models:
+        found: dict[str, Any] = {"settings": settings}
+        for one in ("alone", "scope"):
+            command = [sys.executable, __file__, "--device", options.device, "--models", name, "--steps", str(steps)]
+            command += ["--one", one, *(["--tiny"] if options.tiny else [])]
+            command += ["--batch", str(options.batch)] if options.batch else []
+            done = subprocess.run(command, capture_output=True, text=True)
+            answer = done.stdout.splitlines()[-1] if done.returncode == 0 else ""
+            found[one] = json.loads(answer) if answer else {"error": done.stderr[-2000:]}
+            print(name, one, found[one], flush=True)
+        known[name] = found
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({"models": known}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import large_models
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -69,7 +71,28 @@ def transformer() -> tuple[nn.Module, Tensor, int]:
     return Words(), torch.randint(0, 2000, (SAMPLES, 16)), 2000
 
 
-NETWORKS = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+def narrow(name: str) -> tuple[nn.Module, Tensor, int]:
+    """A narrower twin of a model of ``large_models.py``: as deep, whose exact kernel fits."""
+    if name == "resnet50":
+        return large_models.residual(4, (3, 4, 6, 3), 100), torch.randn(SAMPLES, 3, 64, 64), 100
+    if name == "vit_b":
+        net = large_models.Encoder(large_models.Patches(8, 48), 64, 48, 12, 4, 100)
+        return net, torch.randn(SAMPLES, 3, 64, 64), 100
+    words, length, width = 500, 16, 32
+    body = large_models.Encoder(nn.Embedding(words, width), length, width, 12, 4, words, causal=True)
+    return nn.Sequential(body, LastPlace()), torch.randint(words, (SAMPLES, length)), words
+
+
+class LastPlace(nn.Module):
+    """The outputs at the last position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, -1]
+
+
+NETWORKS = {"mlp": mlp, "cnn": cnn, "transformer": transformer} | {
+    name: partial(narrow, name) for name in ("vit_b", "resnet50", "gpt2")
+}
 
 
 def by_outputs(net: nn.Module, x: Tensor, count: int, seed: int, folded: bool = False) -> KernelEstimate:

@@ -112,6 +112,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'unlazy' has no attribute {name!r}{_topic_hint(name)}")
     value = getattr(importlib.import_module(f"unlazy.{_HOME[name]}"), name)
+    value = importlib.import_module("unlazy.checks").explained(value)
     value.__module__ = "unlazy"  # help() and error messages say unlazy.Scope, the name users import
     globals()[name] = value
     return value

@@ -1,5 +1,6 @@
 """The emergence paper as code: pattern data, the truncated network, gradient steps, and bounds for fixed features."""
 
+from unlazy.checks import explain_errors
 from unlazy.data.patterns import Patterns, check_assumptions
 from unlazy.data.planted import Planted, subspace_overlap
 from unlazy.models.truncated import TruncatedNet
@@ -25,3 +26,5 @@ __all__ = [
     "query_bound",
     "subspace_overlap",
 ]
+
+explain_errors(globals())

@@ -1,5 +1,6 @@
 """Image data, gated image networks and how they are trained."""
 
+from unlazy.checks import explain_errors
 from unlazy.data.images import Images
 from unlazy.data.relabelling import Cut, Relabelling, cut_classes, random_splits, relabel
 from unlazy.models.folding import fold_batch_norm, half_space_normals
@@ -24,3 +25,5 @@ __all__ = [
     "resnet110_spec",
     "train_images",
 ]
+
+explain_errors(globals())

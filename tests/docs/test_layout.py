@@ -24,6 +24,7 @@ PACKAGE = ROOT / "src" / "unlazy"
 # A room may import from rooms on earlier lines, and from itself.
 ORDER = [
     {"runtime"},
+    {"checks"},
     {"curves"},
     {"run_card"},
     {"run_comparison"},

@@ -273,3 +273,35 @@ def test_a_kernel_that_takes_too_long_waits_until_it_is_paid_for(monkeypatch) ->
     measurements.set_seconds(1.0, 17.0)
     assert "tangent_error" in measurements.measure_waiting()
     assert len(measurements.samples_of("tangent")) == 8
+
+
+def test_a_slow_model_is_measured_on_fewer_samples_and_stays_so_when_resumed(monkeypatch, tmp_path: Path) -> None:
+    """A probe set that takes longer than the first seconds is reduced, every class equally; a resumed scope keeps its samples."""
+    folder, net, x, y = tmp_path / "run", nn.Linear(6, 4), torch.randn(120, 6), torch.arange(120) % 4
+    groups = {"even": torch.arange(120) % 2 == 0, "last": torch.arange(120) == int(torch.randint(120, ()))}
+    monkeypatch.setattr("unlazy.scope.timing.idle_seconds", lambda do: (do(), 1.0)[1])  # 8 samples a second, or 32
+    scope = Scope(net, (x, y), folder, groups=groups)
+    for step in (1, 2):
+        with torch.no_grad():
+            net.weight.add_(0.1 * torch.randn(4, 6))
+        scope.step(step)
+    scope.finish()
+    run = Run(folder)
+    assert run.array("output", 0).shape == (1, 48, 4)
+    assert sorted(run.array("probe_y", 0)[0].tolist()) == sorted([*range(4)] * 12)
+    assert all(number < 48 for numbers in run.header["recipe"]["scope"]["groups"].values() for number in numbers)
+    assert any("48 of the probe's 120 samples" in note for note in scope.history.notes)
+    monkeypatch.setattr("unlazy.scope.timing.idle_seconds", lambda do: (do(), 1e-3)[1])
+    again = Scope(net, (x, y), folder, groups=groups)
+    with torch.no_grad():
+        net.weight.add_(0.1)
+    again.step(3)
+    again.finish()
+    assert Run(folder).array("output", 3).shape == (1, 48, 4)
+
+
+def test_without_a_limit_of_time_every_sample_is_measured(monkeypatch) -> None:
+    monkeypatch.setattr("unlazy.scope.timing.idle_seconds", lambda do: (do(), 60.0)[1])
+    scope = Scope(nn.Linear(6, 4), (torch.randn(120, 6), torch.arange(120) % 4), budget=ALWAYS)
+    assert scope.history.targets is not None
+    assert len(scope.history.targets) == 120

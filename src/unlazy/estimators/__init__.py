@@ -4,6 +4,7 @@
 ``unlazy``. Here is what they return, and what goes beyond them.
 """
 
+from unlazy.checks import explain_errors
 from unlazy.estimators.distillation import DistilledRules
 from unlazy.estimators.drawing import CellsDisplay, draw_cells, draw_normals, draw_rules
 from unlazy.estimators.explanations import EstimatorHalfSpaces, Explanation, Regions
@@ -33,3 +34,5 @@ __all__ = [
     "draw_rules",
     "load_estimator",
 ]
+
+explain_errors(globals())

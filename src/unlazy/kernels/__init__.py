@@ -4,6 +4,7 @@
 ``alignment``, ...).
 """
 
+from unlazy.checks import explain_errors
 from unlazy.kernels.binary import binary_gram
 from unlazy.kernels.change_attribution import ChangeShares, attribute_change, gated_value_kernel
 from unlazy.kernels.compare import (
@@ -46,3 +47,5 @@ __all__ = [
     "top_normalise",
     "trace_normalise",
 ]
+
+explain_errors(globals())

@@ -36,7 +36,8 @@ from unlazy.scope.gates import first_layer_half_spaces, first_layer_neurons, is_
 from unlazy.scope.memory import MemoryLimit, is_out_of_memory
 from unlazy.scope.positions import PositionOutputs
 from unlazy.scope.probe_set import LossComparison, ProbeSet, correct_samples, probe_losses, sample_losses
-from unlazy.scope.tangent import ESTIMATE_SECONDS, NO_JVP, Measured, TangentMeasure, TooSlow, idle_seconds, idle_timer
+from unlazy.scope.tangent import ESTIMATE_SECONDS, NO_JVP, Measured, TangentMeasure, TooSlow
+from unlazy.scope.timing import idle_seconds, idle_timer
 from unlazy.scope.user_model import SelectedOutput, exchange_values, normalise_by_batch
 
 VIEWS = ("paths", "tangents", "neurons")

@@ -83,6 +83,15 @@ class ProbeSet:
             turn[place] = counts[label] = counts.get(label, -1) + 1
         return mixed[turn.argsort(stable=True)]
 
+    def few(self, count: int, seed: int) -> ProbeSet:
+        """At most so many of the samples, every class about equally; groups that keep no sample are dropped."""
+        if count >= len(self):
+            return self
+        part = self.subset(self.balanced_order(seed)[:count].sort().values.to(self.device))
+        groups = {name: inside for name, inside in part.groups.items() if bool(inside.any())}
+        places = {name: inside for name, inside in part.position_groups.items() if bool(inside.any())}
+        return replace(part, groups=groups, position_groups=places)
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over shapes, precisions and bytes of inputs and targets, 16 hex digits."""

@@ -77,6 +77,11 @@ def find_earlier_run(folder: Path, wanted: str) -> Run | None:
     return run if identity_hash(run.header) == wanted and run.lines else None
 
 
+def samples_of_run(run: Run, given: int) -> int:
+    """How many samples of the probe set a run measures, of those ``given``."""
+    return int(run.header["recipe"]["scope"].get("samples", given))
+
+
 def restore_measurements(
     before: Run, model: nn.Module, probe: ProbeSet, views: tuple[str, ...], seed: int, limit: MemoryLimit
 ) -> Measurements:

@@ -121,8 +121,9 @@ def run_header(
     about = {
         "views": identity["views"],
         "budget": budget if np.isfinite(budget) else None,
-        "groups": identity["groups"],
+        "groups": measurements.probe.group_samples(),
         "layers": measurements.layers,
+        "samples": len(measurements.probe),
         **_what_is_measured(measurements),
         "probe_kind": measurements.probe.kind,
         "image_shape": measurements.probe.image_shape,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -34,12 +35,14 @@ from unlazy.scope.resume import (
     match_earlier_run,
     other_training_text,
     restore_measurements,
+    samples_of_run,
     step_mismatch_text,
 )
 from unlazy.scope.run_folder import ScopeWriter, probe_arrays, run_header, scope_identity, start_arrays
 from unlazy.scope.run_origin import flatten_config
 from unlazy.scope.schedule import FULL_MEASUREMENTS, Budget, Planner
 from unlazy.scope.tangent import Measured
+from unlazy.scope.timing import count_affordable
 from unlazy.scope.user_model import (
     OutputChoice,
     check_model,
@@ -52,6 +55,8 @@ from unlazy.scope.user_model import (
 from unlazy.scope.verdict import judge
 from unlazy.store import INTERRUPTIONS, Run, parse_notes, parse_tags
 
+TRIED_SAMPLES = 8  # with which an unknown model is called first
+START_PASSES = 2  # of the probe set through the model before the first step, whatever else waits
 FIRST_SECONDS = 3.0  # of the first measurement before the first step; the rest of it follows during the first steps
 END_SECONDS = 3.0  # of the last measurement if the budget leaves less; light measures are taken whatever they cost
 VERDICT_SECONDS = 10.0  # between two verdicts on a training that goes on; one takes some milliseconds
@@ -115,9 +120,12 @@ class Session:
         with preserve_state(model):
             probe = probe.to(*device_and_dtype(model))
             limit = MemoryLimit(memory, model, probe.x, step_seen=False)
-            self.model, probe = read_positions(select_output(model, probe, output, limit.rows()), probe, seed)
+            chosen = select_output(model, probe, output, min(limit.rows(), TRIED_SAMPLES))
+            self.model, probe = read_positions(chosen, probe, seed)
+            seconds = FIRST_SECONDS / START_PASSES if math.isfinite(budget) else math.inf
+            affordable = count_affordable(self.model, probe.x, limit.rows(), seconds)
             with torch.no_grad():
-                out = call_model(self.model, take_samples(probe.x, slice(0, limit.rows())))
+                out = call_model(self.model, take_samples(probe.x, slice(0, min(limit.rows(), affordable))))
                 probe = add_target_columns(probe, out if len(out) == len(probe) else out[:1].expand(len(probe), -1))
             spec = model.spec() if isinstance(model, GatedNet) else None
             identity = None if folder is None else scope_identity(spec or describe_model(model), probe, views, seed)
@@ -125,8 +133,15 @@ class Session:
             if folder is not None:
                 before, finished = _close_and_find_run(folder, short_hash(identity))
             self.earlier: EarlierRun | None = None
-            if before is None or overwrite:
+            before, given = None if overwrite else before, len(probe)
+            probe = probe.few(affordable if before is None else samples_of_run(before, given), seed)
+            if before is None:
                 self.measurements = Measurements(self.model, probe, views, seed, strict, limit=limit)
+                if len(probe) < given:
+                    self.measurements.add_note(
+                        f"{len(probe)} of the probe's {given} samples are measured, and numbered from 0: all of them would take "
+                        f"more than {FIRST_SECONDS:g} s"
+                    )
                 with private_pool(limit.device):
                     first = self.measurements.measure_start(FIRST_SECONDS)
             else:

@@ -7,8 +7,7 @@ All outputs at once where that fits memory and time (method ``layers``). Else on
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +23,7 @@ from unlazy.scope.directions import Directions, DirectionTangents, KernelEstimat
 from unlazy.scope.layers import LayerTangents, Tangents, agop_correlation
 from unlazy.scope.memory import MemoryLimit
 from unlazy.scope.probe_set import ProbeSet
+from unlazy.scope.timing import idle_seconds
 
 EXACT_SECONDS = 3.0  # all outputs at once only if that takes no longer
 DIRECTIONS, FEWEST_DIRECTIONS = 16, 2  # of the outputs, where these are more; fewer where that would take longer than:
@@ -243,19 +243,6 @@ class TangentMeasure:
         if known:
             measured["agop_correlation"] = torch.tensor(sum(known) / len(known), dtype=torch.float64)
         return measured
-
-
-def idle_seconds(do: Callable[[], object]) -> float:
-    """Seconds that a call takes on an idle machine: wall time, or processor time if other processes delayed it."""
-    elapsed = idle_timer()
-    do()
-    return elapsed()
-
-
-def idle_timer() -> Callable[[], float]:
-    """A function that returns the seconds since now, as they would pass on an idle machine (see :func:`idle_seconds`)."""
-    wall, processor = time.perf_counter(), time.process_time()
-    return lambda: min(time.perf_counter() - wall, time.process_time() - processor)
 
 
 def _is_identity(moment: Tensor) -> bool:

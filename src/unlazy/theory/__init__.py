@@ -3,6 +3,7 @@
 ``unlazy.theory`` offers the names below; ``unlazy.emergence`` and ``unlazy.adaptive`` offer those of the other two papers.
 """
 
+from unlazy.checks import explain_errors
 from unlazy.theory.arrangement import plane_cells
 from unlazy.theory.enumerate import path_experts, path_gates, path_sum
 from unlazy.theory.infinite_width import (
@@ -34,3 +35,5 @@ __all__ = [
     "truncated_kernel_limit",
     "value_kernel_limit",
 ]
+
+explain_errors(globals())

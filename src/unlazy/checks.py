@@ -1,0 +1,322 @@
+"""What users are told when a public function cannot use an argument.
+
+Nothing is tried beforehand, so a valid call costs nothing: after an error that is not ours, or an answer with NaN, the arguments
+are compared with the annotations of the function, and the first that does not fit is named in an ``InputError``. If all fit, the
+error is a fault of the function, and is raised as it is.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import math
+import numbers
+import operator
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import AbstractArray, jaxtyped
+from torch import Tensor, nn
+
+from unlazy.runtime import InputError, UnlazyError
+
+F = TypeVar("F", bound=Callable[..., Any])
+LARGEST = 2**63 - 1
+SHOWN = 60  # characters of a value in a message
+KINDS = {"bool": "true or false", "int": "a whole number", "float": "a real number", "str": "text", "Path": "a path"}
+
+
+def explain_errors(names: dict[str, Any]) -> None:
+    """Put :func:`explained` around what the ``__all__`` of a topic names."""
+    for name in names["__all__"]:
+        names[name] = explained(names[name])
+
+
+def explained(public: Any) -> Any:
+    """A function with errors that name the argument to blame; of a class its constructor and its public methods.
+
+    Modules are left alone, since they are called inside trainings, and so are estimators, which speak as scikit-learn's do.
+    """
+    if inspect.isfunction(public):
+        return _explained_function(public)
+    if inspect.isclass(public) and not issubclass(public, nn.Module | Exception) and not hasattr(public, "get_params"):
+        for name, method in list(vars(public).items()):
+            if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+                setattr(public, name, _explained_function(method))
+    return public
+
+
+def _explained_function(function: F) -> F:
+    if hasattr(function, "__wrapped__"):
+        return function
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            answer = function(*args, **options)
+        except (UnlazyError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            raise_if_wrong(function, args, options, error)
+            raise
+        if isinstance(answer, types.GeneratorType):
+            return _explained_steps(function, args, options, answer)
+        if isinstance(answer, Tensor | float) and not _is_finite(answer):
+            raise_if_wrong(function, args, options, only_numbers=True)
+        return answer
+
+    return call  # type: ignore[return-value]
+
+
+def _explained_steps(function: Callable[..., Any], args: Any, options: Any, steps: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from steps
+    except UnlazyError:
+        raise
+    except Exception as error:
+        raise_if_wrong(function, args, options, error)
+        raise
+
+
+def raise_if_wrong(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    error: Exception | None = None,
+    *,
+    only_numbers: bool = False,
+) -> None:
+    """Raise an ``InputError`` if an argument does not fit its annotation, or contains NaN."""
+    try:
+        given = inspect.signature(function).bind(*args, **options).arguments
+    except TypeError:
+        return  # an argument too many, or one that is missing: Python's own words are good
+    wanted, called = annotations(function), function.__qualname__.removesuffix(".__init__")
+    with jaxtyped("context"):  # type: ignore[call-overload]  # so that n of one tensor is n of the next
+        for name, value in given.items():
+            mismatch = None if only_numbers else find_mismatch(value, wanted.get(name, Any))
+            problem = mismatch or _find_bad_numbers(value)
+            if problem:
+                raise InputError(f"{called}: {name} {problem}") from error
+    problem = None if only_numbers else _find_unusable_samples(given)
+    if problem:
+        raise InputError(f"{called}: {problem}") from error
+
+
+def check_fields(settings: Any) -> None:
+    """Raise an ``InputError`` if a field of a dataclass does not fit its annotation; for ``__post_init__``."""
+    kind = type(settings)
+    wanted = annotations(kind)
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        problem = find_mismatch(value, wanted.get(field.name, Any))
+        if problem:
+            raise InputError(f"{kind.__name__}: {field.name} {problem}")
+
+
+# --- annotations ---------------------------------------------------------------------------------------------------
+
+
+def annotations(function: Any) -> dict[str, Any]:
+    """The annotations of a function or a class; without those that name what is imported for type checkers only."""
+    with suppress(Exception):
+        return typing.get_type_hints(function)
+    found = {}
+    for part in reversed(function.__mro__) if inspect.isclass(function) else (function,):
+        place = vars(inspect.getmodule(part))
+        for name, text in inspect.get_annotations(part).items():
+            with suppress(Exception):
+                found[name] = eval(text, place) if isinstance(text, str) else text
+    return found
+
+
+def find_mismatch(value: Any, wanted: Any) -> str | None:
+    """What the value must be and what it is, or ``None`` if it fits."""
+    if _fits(value, wanted):
+        return None
+    return f"must be {describe_kind(wanted)}; got {describe_value(value)}."
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted is Any or isinstance(wanted, TypeVar):
+        return True
+    if wanted is None or wanted is types.NoneType:
+        return value is None
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is typing.Annotated:
+        return _fits(value, inner[0])
+    if wanted in _SIMPLE:
+        return _SIMPLE[wanted](value)
+    if inspect.isclass(wanted) and issubclass(wanted, Tensor | AbstractArray):
+        return isinstance(value, wanted) and not (isinstance(value, Tensor) and _odd_tensor(value))
+    if origin is collections.abc.Callable or wanted is collections.abc.Callable:
+        return callable(value)
+    if inspect.isclass(origin):
+        return _fits_container(value, origin, inner)
+    if getattr(wanted, "_is_protocol", False):
+        members = getattr(wanted, "__protocol_attrs__", None) or set()
+        return not inspect.isclass(value) and all(hasattr(value, name) for name in members)
+    return not inspect.isclass(wanted) or isinstance(value, wanted)
+
+
+def _fits_container(value: Any, origin: type, inner: tuple[Any, ...]) -> bool:
+    if not isinstance(value, origin) and not (origin is tuple and isinstance(value, list)):
+        return False
+    if isinstance(value, str | bytes) and origin is not str:
+        return False
+    if isinstance(value, Mapping):
+        return len(inner) != 2 or all(_fits(key, inner[0]) and _fits(part, inner[1]) for key, part in value.items())
+    if not isinstance(value, Sequence) or not inner:
+        return True
+    if origin is tuple and inner[-1] is not ...:
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return all(_fits(part, inner[0]) for part in value)
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool | Tensor) and abs(operator.index(value)) <= LARGEST
+    except TypeError:
+        return False
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+_SIMPLE: dict[Any, Callable[[Any], bool]] = {
+    int: _is_whole,
+    float: _is_real,
+    str: _is_text,
+    bool: lambda value: isinstance(value, bool | np.bool_),
+    Path: lambda value: isinstance(value, Path),
+}
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+def describe_kind(wanted: Any) -> str:
+    """An annotation in words."""
+    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin in (typing.Union, types.UnionType):
+        kinds = list(dict.fromkeys(describe_kind(one) for one in inner))
+        return " or ".join(kinds)
+    if wanted is None or wanted is types.NoneType:
+        return "None"
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if inspect.isclass(wanted) and issubclass(wanted, AbstractArray):
+        numbers_of = {"Float": "real numbers", "Float64": "float64 numbers", "Bool": "true and false"}
+        held = numbers_of.get(wanted.__name__.split("[")[0], "whole numbers")
+        return f"a tensor [{', '.join(wanted.dim_str.split())}] of {held}"
+    if wanted is Tensor:
+        return "a tensor"
+    if wanted is nn.Module:
+        return "a torch module (derive a class from torch.nn.Module, with forward(self, x))"
+    if getattr(wanted, "__name__", "") == "GatedNet":
+        return "a network of gates and experts (DLGN, ReLUNet or build make one; for any module: tangent_kernel, overlap_kernel)"
+    if origin is collections.abc.Callable or wanted is collections.abc.Callable:
+        return "a function"
+    if inspect.isclass(origin) and origin is not np.ndarray:
+        return f"a {'mapping' if issubclass(origin, Mapping) else 'sequence'}{_of(inner, mapping=issubclass(origin, Mapping))}"
+    name = getattr(origin or wanted, "__name__", str(wanted))
+    return KINDS.get(name, "a numpy array" if name == "ndarray" else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
+
+
+def _of(inner: tuple[Any, ...], *, mapping: bool) -> str:
+    if not inner or inner[-1] is Any:
+        return ""
+    return f" to {describe_kind(inner[-1])}" if mapping else f", each {describe_kind(inner[0])}"
+
+
+def describe_value(value: Any) -> str:
+    """A value in words, short."""
+    if isinstance(value, Tensor):
+        return f"a {_odd_tensor(value)}{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"a numpy array {list(value.shape)} of {value.dtype}"
+    if inspect.isclass(value):
+        return f"the class {value.__name__}; an object of it is meant, {value.__name__}(...)"
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= SHOWN else text[:SHOWN] + '...'}"
+
+
+def _odd_tensor(value: Tensor) -> str:
+    """Why nothing can be computed with the tensor, or an empty text."""
+    if value.is_meta:
+        return "meta (without numbers) "
+    if value.layout is not torch.strided:
+        return "sparse "
+    return "complex " if value.is_complex() else ""
+
+
+# --- numbers and samples -------------------------------------------------------------------------------------------
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        if value.is_meta or value.layout is not torch.strided or not (value.is_floating_point() or value.is_complex()):
+            return True
+        return bool(torch.isfinite(value).all())
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _find_bad_numbers(value: Any) -> str | None:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor) and _odd_tensor(value):
+        return f"must be plain real numbers; got {describe_value(value)}."
+    if isinstance(value, Tensor) and not _is_finite(value):
+        return f"has {int((~torch.isfinite(value)).sum())} numbers that are NaN or infinite; clean them first."
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number; got {value}."
+    if isinstance(value, nn.Module):
+        for name, parameter in value.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                return f"has no numbers in {name} yet; pass one batch through it."
+            if parameter.is_meta:
+                return f"is on the device meta, without numbers ({name})."
+            if not _is_finite(parameter.detach()):
+                return f"has NaN or infinite numbers in {name}: training has diverged."
+    return None
+
+
+def _find_unusable_samples(given: Mapping[str, Any]) -> str | None:
+    """Why the module among the arguments does not take the samples among them, or ``None``."""
+    model = next((value for value in given.values() if isinstance(value, nn.Module)), None)
+    x = given.get("x", given.get("data"))
+    if model is None or not isinstance(x, Tensor):
+        return None
+    if x.ndim == 0 or len(x) == 0:
+        return f"there are no samples in x: it is {describe_value(x)}."
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            model.eval()(x[:1])
+    except Exception as error:
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        shape, kind = tuple(x.shape[1:]), str(x.dtype).removeprefix("torch.")
+        return f"{type(model).__name__} does not take samples of shape {shape} {kind} (x): {told}."
+    finally:
+        for module, training in modes:
+            module.training = training
+    return None
