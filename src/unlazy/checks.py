@@ -16,7 +16,6 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,11 +24,13 @@ import numpy as np
 import torch
 from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from unlazy.runtime import InputError, UnlazyError
 
 F = TypeVar("F", bound=Callable[..., Any])
 LARGEST = 2**63 - 1
+MARK = "__explained__"  # of functions that are wrapped already
 SHOWN = 60  # characters of a value in a message
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a real number", "str": "text", "Path": "a path"}
 
@@ -43,19 +44,21 @@ def explain_errors(names: dict[str, Any]) -> None:
 def explained(public: Any) -> Any:
     """A function with errors that name the argument to blame; of a class its constructor and its public methods.
 
-    Modules are left alone, since they are called inside trainings, and so are estimators, which speak as scikit-learn's do.
+    Modules are left alone, since they are called inside trainings. Of estimators only the settings are explained: scikit-learn
+    has its own words for tables.
     """
     if inspect.isfunction(public):
         return _explained_function(public)
-    if inspect.isclass(public) and not issubclass(public, nn.Module | Exception) and not hasattr(public, "get_params"):
-        for name, method in list(vars(public).items()):
-            if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
-                setattr(public, name, _explained_function(method))
+    if inspect.isclass(public) and not issubclass(public, nn.Module | Exception):
+        for kind in public.__mro__:
+            for name, method in list(vars(kind).items()) if kind.__module__.startswith("unlazy") else ():
+                if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+                    setattr(kind, name, _explained_function(method))
     return public
 
 
 def _explained_function(function: F) -> F:
-    if hasattr(function, "__wrapped__"):
+    if hasattr(function, MARK):
         return function
 
     @wraps(function)
@@ -69,10 +72,11 @@ def _explained_function(function: F) -> F:
             raise
         if isinstance(answer, types.GeneratorType):
             return _explained_steps(function, args, options, answer)
-        if isinstance(answer, Tensor | float) and not _is_finite(answer):
-            raise_if_wrong(function, args, options, only_numbers=True)
+        if not all(map(_is_finite, answer if isinstance(answer, tuple) else (answer,))):
+            raise_if_wrong(function, args, options)
         return answer
 
+    setattr(call, MARK, True)
     return call  # type: ignore[return-value]
 
 
@@ -91,41 +95,54 @@ def raise_if_wrong(
     args: Sequence[Any],
     options: Mapping[str, Any],
     error: Exception | None = None,
-    *,
-    only_numbers: bool = False,
 ) -> None:
-    """Raise an ``InputError`` if an argument does not fit its annotation, or contains NaN."""
+    """Raise an ``InputError`` if an argument does not fit its annotation, or contains NaN.
+
+    Of a method, also if the object was made with settings that do not fit.
+    """
     try:
-        given = inspect.signature(function).bind(*args, **options).arguments
+        bound = inspect.signature(function).bind(*args, **options)
     except TypeError:
         return  # an argument too many, or one that is missing: Python's own words are good
-    wanted, called = annotations(function), function.__qualname__.removesuffix(".__init__")
-    with jaxtyped("context"):  # type: ignore[call-overload]  # so that n of one tensor is n of the next
-        for name, value in given.items():
-            mismatch = None if only_numbers else find_mismatch(value, wanted.get(name, Any))
-            problem = mismatch or _find_bad_numbers(value)
+    called, owner = function.__qualname__.removesuffix(".__init__"), bound.arguments.get("self")
+    given = [] if hasattr(owner, "get_params") else list(_arguments(bound, annotations_of(function)))
+    if owner is not None:
+        given += _settings(owner)
+    with jaxtyped("context"):  # so that n of one tensor is n of the next
+        for name, value, wanted in given:
+            problem = find_mismatch(value, wanted) or _find_bad_numbers(value)
             if problem:
                 raise InputError(f"{called}: {name} {problem}") from error
-    problem = None if only_numbers else _find_unusable_samples(given)
-    if problem:
-        raise InputError(f"{called}: {problem}") from error
+    values = {name: value for name, value, _ in given}
+    found = None if error is None else _find_unusable_samples(values) or _find_mixed_precision(values)
+    if found:
+        raise InputError(f"{called}: {found}") from error
 
 
-def check_fields(settings: Any) -> None:
-    """Raise an ``InputError`` if a field of a dataclass does not fit its annotation; for ``__post_init__``."""
-    kind = type(settings)
-    wanted = annotations(kind)
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        problem = find_mismatch(value, wanted.get(field.name, Any))
-        if problem:
-            raise InputError(f"{kind.__name__}: {field.name} {problem}")
+def _arguments(bound: inspect.BoundArguments, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and annotation of every argument given, those of ``*args`` and ``**options`` one by one."""
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((name, one, wanted.get(name, Any)) for one in value)
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            yield from ((key, one, wanted.get(name, Any)) for key, one in value.items())
+        elif name != "self":
+            yield name, value, wanted.get(name, Any)
+
+
+def _settings(owner: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and annotation of what an object was made with and keeps under the same name."""
+    wanted = annotations_of(type(owner).__init__)
+    for name in inspect.signature(type(owner).__init__).parameters:
+        if name in vars(owner):
+            yield name, vars(owner)[name], wanted.get(name, Any)
 
 
 # --- annotations ---------------------------------------------------------------------------------------------------
 
 
-def annotations(function: Any) -> dict[str, Any]:
+def annotations_of(function: Any) -> dict[str, Any]:
     """The annotations of a function or a class; without those that name what is imported for type checkers only."""
     with suppress(Exception):
         return typing.get_type_hints(function)
@@ -147,8 +164,11 @@ def find_mismatch(value: Any, wanted: Any) -> str | None:
 
 def _fits(value: Any, wanted: Any) -> bool:
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
-    if wanted is Any or isinstance(wanted, TypeVar):
+    if wanted is Any:
         return True
+    if isinstance(wanted, TypeVar):
+        choices = wanted.__constraints__ or ((wanted.__bound__,) if wanted.__bound__ else ())
+        return not choices or any(_fits(value, one) for one in choices)
     if wanted is None or wanted is types.NoneType:
         return value is None
     if origin in (typing.Union, types.UnionType):
@@ -166,16 +186,19 @@ def _fits(value: Any, wanted: Any) -> bool:
     if inspect.isclass(origin):
         return _fits_container(value, origin, inner)
     if getattr(wanted, "_is_protocol", False):
-        members = getattr(wanted, "__protocol_attrs__", None) or set()
-        return not inspect.isclass(value) and all(hasattr(value, name) for name in members)
+        members = {*inspect.get_annotations(wanted), *vars(wanted)}
+        public = [name for name in members if not name.startswith("_")]
+        return not inspect.isclass(value) and all(hasattr(value, name) for name in public)
     return not inspect.isclass(wanted) or isinstance(value, wanted)
 
 
 def _fits_container(value: Any, origin: type, inner: tuple[Any, ...]) -> bool:
     if not isinstance(value, origin) and not (origin is tuple and isinstance(value, list)):
         return False
-    if isinstance(value, str | bytes) and origin is not str:
+    if isinstance(value, str | bytes):
         return False
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
     if isinstance(value, Mapping):
         return len(inner) != 2 or all(_fits(key, inner[0]) and _fits(part, inner[1]) for key, part in value.items())
     if not isinstance(value, Sequence) or not inner:
@@ -193,7 +216,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 
 def _is_text(value: Any) -> bool:
@@ -220,6 +243,8 @@ def describe_kind(wanted: Any) -> str:
         return " or ".join(kinds)
     if wanted is None or wanted is types.NoneType:
         return "None"
+    if isinstance(wanted, TypeVar):
+        return " or ".join(map(describe_kind, wanted.__constraints__ or (wanted.__bound__,)))
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if inspect.isclass(wanted) and issubclass(wanted, AbstractArray):
@@ -289,6 +314,8 @@ def _find_bad_numbers(value: Any) -> str | None:
         return f"has {int((~torch.isfinite(value)).sum())} numbers that are NaN or infinite; clean them first."
     if isinstance(value, float) and not math.isfinite(value):
         return f"must be a finite number; got {value}."
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"must be a number of at most 64 bits; got {value:.3g}."
     if isinstance(value, nn.Module):
         for name, parameter in value.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
@@ -300,22 +327,48 @@ def _find_bad_numbers(value: Any) -> str | None:
     return None
 
 
+def _find_mixed_precision(given: Mapping[str, Any]) -> str | None:
+    kinds = {
+        name: str(value.dtype)
+        for name, value in given.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    if len(set(kinds.values())) > 1 or "torch.float16" in kinds.values():
+        held = " and ".join(f"{name} is {kind.removeprefix('torch.')}" for name, kind in kinds.items())
+        return f"{held}; convert them to one precision, float32 or float64."
+    return None
+
+
 def _find_unusable_samples(given: Mapping[str, Any]) -> str | None:
     """Why the module among the arguments does not take the samples among them, or ``None``."""
     model = next((value for value in given.values() if isinstance(value, nn.Module)), None)
-    x = given.get("x", given.get("data"))
-    if model is None or not isinstance(x, Tensor):
+    name = next((name for name in ("x", "data", "held") if name in given), None)
+    if model is None or name is None:
         return None
-    if x.ndim == 0 or len(x) == 0:
-        return f"there are no samples in x: it is {describe_value(x)}."
+    x = given[name]
+    if name == "held" and isinstance(x, tuple | list) and len(x) == 2:
+        x = x[0]
+    leaves = pytree.tree_leaves(x)
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in leaves):
+        return f"{name} must be a tensor, a tuple or a mapping of them, samples first; got {describe_value(x)}."
+    if not all(len(leaf) for leaf in leaves):
+        return f"there are no samples in {name}."
+    one = pytree.tree_map(lambda leaf: leaf[:1], x)
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
-            model.eval()(x[:1])
+            model.eval()
+            _ = (
+                model(**one)
+                if isinstance(one, Mapping)
+                else model(*one)
+                if isinstance(one, tuple | list)
+                else model(one)
+            )
     except Exception as error:
         told = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        shape, kind = tuple(x.shape[1:]), str(x.dtype).removeprefix("torch.")
-        return f"{type(model).__name__} does not take samples of shape {shape} {kind} (x): {told}."
+        shapes = " and ".join(f"{tuple(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}" for leaf in leaves)
+        return f"{type(model).__name__} does not take samples of shape {shapes} ({name}): {told}."
     finally:
         for module, training in modes:
             module.training = training

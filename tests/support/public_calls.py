@@ -15,8 +15,26 @@ from torch import Tensor, nn
 import unlazy as ul
 
 WRITTEN_BY_US = {  # results, bases and errors: users read them, and do not call them
-    *("InputError", "StoreError", "UnlazyError", "Unsupported", "Verdict", "Figure", "Study", "Claim", "Part", "Quantity"),
-    *("Shown", "Rows", "adaptive.Ansatz", "adaptive.Difficulty", "adaptive.FeatureMachine", "adaptive.FeaturesFinished"),
+    *(
+        "InputError",
+        "StoreError",
+        "UnlazyError",
+        "Unsupported",
+        "Verdict",
+        "Figure",
+        "Study",
+        "Claim",
+        "Part",
+        "Quantity",
+    ),
+    *(
+        "Shown",
+        "Rows",
+        "adaptive.Ansatz",
+        "adaptive.Difficulty",
+        "adaptive.FeatureMachine",
+        "adaptive.FeaturesFinished",
+    ),
     *("adaptive.GradientFlow", "adaptive.Linearised", "estimators.ActivePath", "estimators.CellsDisplay"),
     *("estimators.DistilledRules", "estimators.EstimatorHalfSpaces", "estimators.Explanation", "estimators.Flip"),
     *("estimators.PathSum", "estimators.Regions", "images.GatedImageNet", "kernels.ChangeShares", "kernels.Plan"),
@@ -67,7 +85,7 @@ def _kernel(n: int = 6) -> Tensor:
     return rows @ rows.T
 
 
-def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
+def public_calls(folder: Path) -> list[Call]:
     """A valid call of every public name that users call."""
     Power, tangent_layers = ul.adaptive.Power, ul.adaptive.tangent_layers
     x, y, one = numbers(8, 3), numbers(8, 2, seed=1), numbers(8, 1, seed=2)
@@ -81,8 +99,13 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
     sample = patterns.draw(50)
     variances = ul.theory.Variances((2.0, 2.0, 1.0), (0.0, 0.0, 0.0))
     images = ul.images.Images(
-        "made", "train", torch.randint(0, 255, (12, 3, 8, 8), dtype=torch.uint8), torch.arange(12) % 3, ("a", "b", "c"),
-        mean=(0.5,) * 3, deviation=(0.2,) * 3,
+        "made",
+        "train",
+        torch.randint(0, 255, (12, 3, 8, 8), dtype=torch.uint8),
+        torch.arange(12) % 3,
+        ("a", "b", "c"),
+        mean=(0.5,) * 3,
+        deviation=(0.2,) * 3,
     )
     small = ul.build(ul.images.conv_spec(3, 2, dense=None, classes=3))
     gates = list(gated.gates(x).hard())
@@ -94,7 +117,10 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
     layers = tangent_layers(plain_network(1).double(), x.double())
     model = {"model": net, "x": x}
     found: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-        "Scope": (_scope, {"model": net, "probe": (x, y), "budget": 0.05, "steps": 10, "views": ("tangents",), "seed": 0}),
+        "Scope": (
+            _scope,
+            {"model": net, "probe": (x, y), "budget": 0.05, "steps": 10, "views": ("tangents",), "seed": 0},
+        ),
         "judge": (ul.judge, {"measured": ul.scope.History()}),
         "width_check": (
             ul.width_check,
@@ -106,7 +132,10 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
                 "seeds": 1,
             },
         ),
-        "tangent_kernel": (ul.tangent_kernel, {**model, "x2": x[:3], "outputs": "trace", "memory": "100MB", "method": "auto"}),
+        "tangent_kernel": (
+            ul.tangent_kernel,
+            {**model, "x2": x[:3], "outputs": "trace", "memory": "100MB", "method": "auto"},
+        ),
         "layer_kernels": (ul.layer_kernels, {**model, "outputs": "trace"}),
         "plan_tangent": (ul.plan_tangent, {**model, "memory": "100MB"}),
         "tangent_operator": (ul.tangent_operator, {"model": net, "data": x, "outputs": "trace", "memory": "100MB"}),
@@ -126,7 +155,10 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
         "ReLUNet": (ul.ReLUNet, {"inputs": 3, "outputs": 2, "width": 4, "depth": 2}),
         "DeepLinearNet": (ul.DeepLinearNet, {"inputs": 3, "outputs": 2, "width": 4, "depth": 2}),
         "build": (ul.build, {"spec": ul.NetSpec(3, width=4, depth=2), "seed": 0, "dtype": torch.float32}),
-        "NetSpec": (ul.NetSpec, {"inputs": 3, "outputs": 2, "width": 4, "depth": 2, "gating": "linear", "experts": "linear"}),
+        "NetSpec": (
+            ul.NetSpec,
+            {"inputs": 3, "outputs": 2, "width": 4, "depth": 2, "gating": "linear", "experts": "linear"},
+        ),
         "HardGate": (ul.HardGate, {"beta": 4.0}),
         "SoftGate": (ul.SoftGate, {"beta": 4.0}),
         "half_spaces": (ul.half_spaces, {"net": gated}),
@@ -148,7 +180,14 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
         ),
         "Recipe": (
             ul.Recipe,
-            {"model": recipe.model, "members": recipe.members, "epochs": 1, "batch": 10, "loss": "squared", "dtype": "float32"},
+            {
+                "model": recipe.model,
+                "members": recipe.members,
+                "epochs": 1,
+                "batch": 10,
+                "loss": "squared",
+                "dtype": "float32",
+            },
         ),
         "Member": (ul.Member, {"seed": 0, "lr": 1e-3, "beta": 4.0}),
         "linearise": (ul.linearise, {"model": net, "parameters": "trainable"}),
@@ -178,7 +217,10 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
         ),
         "adaptive.effective_penalty": (ul.adaptive.effective_penalty, {"penalty": Power(2), "v": columns[:, 0].abs()}),
         "adaptive.feature_ansatz": (ul.adaptive.feature_ansatz, {**model, "power": 1.0}),
-        "adaptive.ParameterPath": (ul.adaptive.ParameterPath, {"states": [zipped, moved], "points": 2, "rule": "uniform"}),
+        "adaptive.ParameterPath": (
+            ul.adaptive.ParameterPath,
+            {"states": [zipped, moved], "points": 2, "rule": "uniform"},
+        ),
         "adaptive.features_finished": (
             ul.adaptive.features_finished,
             {
@@ -190,7 +232,10 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
         "adaptive.laplace_kernel": (ul.adaptive.laplace_kernel, {"x": x, "z": x, "metric": torch.eye(3), "width": 1.0}),
         "adaptive.layer_agops": (ul.adaptive.layer_agops, dict(model)),
         "adaptive.linearisation_quality": (ul.adaptive.linearisation_quality, {**model, "path": path}),
-        "adaptive.recursive_features": (ul.adaptive.recursive_features, {"x": x, "y": y, "rounds": 1, "width": 1.0, "ridge": 0.1}),
+        "adaptive.recursive_features": (
+            ul.adaptive.recursive_features,
+            {"x": x, "y": y, "rounds": 1, "width": 1.0, "ridge": 0.1},
+        ),
         "adaptive.solve_structured": (
             ul.adaptive.solve_structured,
             {"layers": layers, "y": one[:, 0].double(), "ridge": 0.1, "left": Power(2), "right": Power(2)},
@@ -202,7 +247,10 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
         "adaptive.Power": (Power, {"exponent": 2}),
         "adaptive.tangent_layers": (tangent_layers, {**model, "parameters": "trainable"}),
         "adaptive.top_directions": (ul.adaptive.top_directions, {"metric": torch.eye(3), "count": 2}),
-        "emergence.AdversarialOracle": (ul.emergence.AdversarialOracle, {"patterns": 10, "relevant": 3, "tolerance": 0.1}),
+        "emergence.AdversarialOracle": (
+            ul.emergence.AdversarialOracle,
+            {"patterns": 10, "relevant": 3, "tolerance": 0.1},
+        ),
         "emergence.HonestOracle": (ul.emergence.HonestOracle, {"rows": sample, "tolerance": 0.0}),
         "emergence.NoisyOracle": (ul.emergence.NoisyOracle, {"rows": sample, "tolerance": 0.1, "seed": 0}),
         "emergence.Patterns": (
@@ -224,7 +272,9 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
         "emergence.decompose": (
             ul.emergence.decompose,
             {
-                "net": ul.emergence.TruncatedNet(*(numbers(*shape, dtype=torch.float64) for shape in ((4, 20), (4,), (4,)))),
+                "net": ul.emergence.TruncatedNet(
+                    *(numbers(*shape, dtype=torch.float64) for shape in ((4, 20), (4,), (4,)))
+                ),
                 "sample": sample,
                 "relevant": patterns.is_relevant(),
             },
@@ -283,16 +333,31 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
             {"explanation": _classifier(table, labels).paths(table[0])},
         ),
         "images.Cut": (ul.images.Cut, {"groups": 2, "how": "k-means", "restarts": 1, "seed": 0}),
-        "images.ImageRecipe": (ul.images.ImageRecipe, {"epochs": 1, "batch": 4, "lr": 0.1, "optimiser": "sgd", "precision": "float32"}),
+        "images.ImageRecipe": (
+            ul.images.ImageRecipe,
+            {"epochs": 1, "batch": 4, "lr": 0.1, "optimiser": "sgd", "precision": "float32"},
+        ),
         "images.ImageSpec": (ul.images.ImageSpec, {"widths": (3,), "blocks": (1,), "channels": 3, "classes": 3}),
         "images.Images": (
             ul.images.Images,
-            {"name": "made", "split": "train", "pixels": images.pixels, "labels": images.labels, "classes": ("a", "b", "c")},
+            {
+                "name": "made",
+                "split": "train",
+                "pixels": images.pixels,
+                "labels": images.labels,
+                "classes": ("a", "b", "c"),
+            },
         ),
         "images.Relabelling": (ul.images.Relabelling, {"easy": (0, 1), "labels": "balanced", "seed": 0}),
         "images.conv_spec": (ul.images.conv_spec, {"width": 3, "depth": 2, "dense": None}),
-        "images.cut_classes": (ul.images.cut_classes, {"train": images, "test": images, "cut": ul.images.Cut(groups=2, restarts=1)}),
-        "images.fold_batch_norm": (ul.images.fold_batch_norm, {"net": ul.build(ul.images.ImageSpec((3,), (1,), classes=3))}),
+        "images.cut_classes": (
+            ul.images.cut_classes,
+            {"train": images, "test": images, "cut": ul.images.Cut(groups=2, restarts=1)},
+        ),
+        "images.fold_batch_norm": (
+            ul.images.fold_batch_norm,
+            {"net": ul.build(ul.images.ImageSpec((3,), (1,), classes=3))},
+        ),
         "images.half_space_normals": (
             ul.images.half_space_normals,
             {"net": small, "layer": 0, "units": [(0, 1, 1)], "size": (8, 8)},
@@ -376,7 +441,10 @@ def public_calls(folder: Path) -> list[Call]:  # noqa: PLR0915 - a table
         "theory.path_polyhedron": (ul.theory.path_polyhedron, {"net": gated, "path": (0, 1)}),
         "theory.path_sum": (ul.theory.path_sum, {"net": gated, "x": x, "most": 1000}),
         "theory.plane_cells": (ul.theory.plane_cells, {"net": flat, "box": ((-1.0, 1.0), (-1.0, 1.0))}),
-        "theory.starting_variances": (ul.theory.starting_variances, {"spec": ul.NetSpec(3, width=4, depth=2), "branch": "value"}),
+        "theory.starting_variances": (
+            ul.theory.starting_variances,
+            {"spec": ul.NetSpec(3, width=4, depth=2), "branch": "value"},
+        ),
         "theory.truncated_kernel_limit": (
             ul.theory.truncated_kernel_limit,
             {"x": unit, "other": unit, "weight_variance": 1.0, "bias_variance": 1.0, "outer_variance": 1.0},
@@ -419,7 +487,13 @@ def wrong_values(good: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(good, int):
         yield from (("negative", -1), ("fraction", 1.5), ("nan", float("nan")), ("huge", 10**30), ("list", [good]))
     elif isinstance(good, float):
-        yield from (("nan", float("nan")), ("infinite", float("inf")), ("negative", -1.0), ("complex", 1j), ("list", [good]))
+        yield from (
+            ("nan", float("nan")),
+            ("infinite", float("inf")),
+            ("negative", -1.0),
+            ("complex", 1j),
+            ("list", [good]),
+        )
     elif isinstance(good, (str, Path)):
         yield from (("empty", ""), ("number", 3), ("zero byte", "a\0b"), ("none", None))
     elif isinstance(good, (tuple, list)):
@@ -430,7 +504,7 @@ def _wrong_tensors(good: Tensor) -> Iterator[tuple[str, Any]]:
     yield from (("none", None), ("number", 3.0), ("list", good.tolist()), ("no samples", good[:0]))
     yield from (("scalar", torch.tensor(1.0)), ("sparse", good.float().to_sparse()), ("meta", good.to("meta")))
     yield from (("objects", np.array([Unlike()] * len(good))), ("one axis more", good[..., None, None, None]))
-    yield "unequal rows", good.tolist()[:-1] + [[1.0] * 9]
+    yield "unequal rows", [*good.tolist()[:-1], [1.0] * 9]
     yield "wider", torch.cat([good, good], -1)
     if good.ndim > 1:
         yield "one axis fewer", good[:, 0]
@@ -453,9 +527,11 @@ def _wrong_arrays(good: Any) -> Iterator[tuple[str, Any]]:
 
 def _wrong_modules(good: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from (("none", None), ("function", lambda x: x), ("empty", nn.Sequential()), ("other width", nn.Linear(7, 2)))
-    yield from (("plain", plain_network()), ("meta", nn.Linear(3, 2, device="meta")), ("stack", ul.models.build_stack(
-        ul.NetSpec(3, width=4, depth=2), [0, 1]
-    )))
+    yield from (
+        ("plain", plain_network()),
+        ("meta", nn.Linear(3, 2, device="meta")),
+        ("stack", ul.models.build_stack(ul.NetSpec(3, width=4, depth=2), [0, 1])),
+    )
     spoiled = plain_network()
     with torch.no_grad():
         next(spoiled.parameters()).fill_(float("nan"))

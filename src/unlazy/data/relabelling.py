@@ -148,6 +148,8 @@ class Relabelling:
 def relabel(images: Images, groups: Labels, relabelling: Relabelling, count: int = 5) -> Images:
     """The same images with new labels; ``groups`` as :func:`cut_classes` gives them, ``count`` of them in every class."""
     require(len(groups) == len(images), f"{len(images)} images, but groups of {len(groups)}.")
+    most = int(groups.max()) if len(groups) else 0
+    require(count > most, f"count={count}, but there is a group {most}; count says how many groups every class has.")
     return replace(images, labels=relabelling.table(len(images.classes), count)[images.labels, groups])
 
 

@@ -20,15 +20,22 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     return plots.grid(1, 1, size)[1][0, 0] if ax is None else ax
 
 
+def _require_half_spaces(estimator: Any) -> None:
+    kind = type(estimator).__name__
+    require(hasattr(estimator, "_check_rows"), f"a HalfSpaceClassifier or HalfSpaceRegressor is meant, got {kind}.")
+
+
 def draw_cells(estimator: Any, X: Any, y: Any = None, *, ax: Axes | None = None, resolution: int = 200) -> Axes:
     """Draw the score of an estimator of two columns, the borders of its half-spaces, and the rows ``X`` coloured by ``y``.
 
     The score is that of the target, or of the second of two classes; of more classes the predicted one is shown. Returns the
     axes; :class:`CellsDisplay` keeps the numbers.
     """
+    _require_half_spaces(estimator)
     rows = estimator._check_rows(X)
     shown = CellsDisplay.from_estimator(estimator, X, grid_resolution=resolution, ax=_axes(ax, (4.5, 4)))
     if y is not None:
+        require(np.shape(y) == (len(rows),), f"y must have one entry a row: {len(rows)} rows, y {np.shape(y)}.")
         labels = np.unique(np.asarray(y), return_inverse=True)[1]
         names = [name for name in plots.COLOURS if name not in ("grey", "black")]
         points = [plots.COLOURS[names[label % len(names)]] for label in labels] if hasattr(estimator, "classes_") else y
@@ -108,6 +115,7 @@ def draw_normals(
     estimator: Any, shape: tuple[int, int], *, member: int = 0, layer: int = 0, ax: Axes | None = None
 ) -> Axes:
     """Draw the normals of one layer's half-spaces as images of ``shape``, columns weighed by their deviation."""
+    _require_half_spaces(estimator)
     spaces = estimator.half_spaces_
     normals = spaces.normals[member, layer] * spaces.deviations
     fits = shape[0] * shape[1] == normals.shape[1]

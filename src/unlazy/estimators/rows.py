@@ -8,6 +8,8 @@ import numpy as np
 from scipy.sparse import issparse
 from sklearn.utils.validation import validate_data
 
+from unlazy.runtime import InputError
+
 
 class NamedColumns:
     """Checks of rows for an estimator; columns have the names of a frame, or x0, x1, ..."""
@@ -27,7 +29,7 @@ class NamedColumns:
             columns = np.flatnonzero(~finite.all(0))
             names = ", ".join(str(self._column_name(column)) for column in columns[:5])
             kind = "NaN" if np.isnan(x).any() else "infinity"
-            raise ValueError(
+            raise InputError(
                 f"Input X contains {kind} in column {names}; fill or drop such values first, for example with "
                 "sklearn.impute.SimpleImputer in a pipeline."
             )

@@ -1,6 +1,7 @@
 """Comparing kernels. All functions broadcast over leading (member) axes: ``[..., n, n]`` in, ``[...]`` out.
 
-Kernels and targets may be numpy arrays, such as those a run keeps; results are tensors.
+Kernels and targets may be numpy arrays, such as those a run keeps; results are tensors. The kernel of a dead network is zero:
+normalised it stays zero, its effective rank is 0, and nothing aligns with it (0), so that its distance from any other is 1.
 """
 
 from __future__ import annotations
@@ -24,24 +25,32 @@ def trace_normalise(kernel: Given) -> Kernel:
     """K n / tr(K): mean diagonal 1, so that only ratios are left."""
     (kernel,) = _as_kernels(kernel)
     trace = kernel.diagonal(dim1=-2, dim2=-1).mean(-1)
-    return kernel / trace[..., None, None]
+    return kernel / _or_one(trace)[..., None, None]
 
 
 def top_normalise(kernel: Given) -> Kernel:
     """K divided by its largest eigenvalue, as the half-space paper's notebooks do."""
     kernel = _as_symmetric(kernel)
-    return kernel / torch.linalg.eigvalsh(kernel)[..., -1, None, None]
+    return kernel / _or_one(torch.linalg.eigvalsh(kernel)[..., -1, None, None])
 
 
 def kernel_distance(kernel: Given, other: Given) -> Tensor:
-    """1 - <K, K′>_F / (‖K‖ ‖K′‖): 0 for proportional kernels, blind to scale."""
-    return 1 - _cosine(*_as_kernels(kernel, other))
+    """1 - <K, K′>_F / (‖K‖ ‖K′‖): 0 for proportional kernels (two zero ones too), blind to scale.
+
+    >>> zero, one = torch.zeros(2, 2), torch.eye(2)
+    >>> float(kernel_distance(zero, one)), float(kernel_distance(zero, zero))
+    (1.0, 0.0)
+    """
+    kernel, other = _as_kernels(kernel, other)
+    both_zero = ~(kernel.any(-1).any(-1) | other.any(-1).any(-1))
+    return torch.where(both_zero, 0.0, 1 - _cosine(kernel, other))
 
 
 def relative_change(kernel: Given, start: Given) -> Tensor:
-    """‖K - K_0‖ / ‖K_0‖ (Frobenius) after both are trace-normalised."""
+    """‖K - K_0‖ / ‖K_0‖ (Frobenius) after both are trace-normalised; infinite if only K_0 is zero, 0 if both are."""
     kernel, start = map(trace_normalise, _as_kernels(kernel, start))
-    return torch.linalg.matrix_norm(kernel - start) / torch.linalg.matrix_norm(start)
+    moved = torch.linalg.matrix_norm(kernel - start)
+    return torch.where(moved == 0, moved, moved / torch.linalg.matrix_norm(start))
 
 
 def alignment(kernel: Given, targets: Given) -> Tensor:
@@ -100,20 +109,22 @@ def spectrum(kernel: Given) -> Float[Tensor, "*members n"]:
 
 
 def effective_rank(kernel: Given, kind: str = "entropy") -> Tensor:
-    """How many directions carry the spectrum: n for the identity, 1 for rank one.
+    """How many directions carry the spectrum: n for the identity, 1 for rank one, 0 for zero.
 
     ``entropy``: exp of the entropy of the normalised spectrum (Roy and Vetterli). ``participation``: (sum l)^2 / sum l^2.
     ``stable``: sum l / largest l.
     """
     values = spectrum(kernel)
-    values = values / values[..., :1]
+    require(values.shape[-1] > 0, "a kernel of no samples has no rank.")
+    alive = values[..., 0] > 0
+    values = values / _or_one(values[..., :1])
     total = values.sum(-1)
     if kind == "entropy":
-        return torch.special.entr(values / total[..., None]).sum(-1).exp()
+        return alive * torch.special.entr(values / _or_one(total)[..., None]).sum(-1).exp()
     if kind == "participation":
-        return total.square() / values.square().sum(-1)
+        return total.square() / _or_one(values.square().sum(-1))
     if kind == "stable":
-        return total / values[..., 0]
+        return total / _or_one(values[..., 0])
     raise InputError(f"kind must be 'entropy', 'participation' or 'stable', got {kind!r}.")
 
 
@@ -136,19 +147,23 @@ def regression_loss(kernel: Given, targets: Float[Tensor, "n o"], tolerance: flo
 
 def _scale_to_one(kernel: Kernel) -> Kernel:
     """Under one factor that makes the largest entry 1, so that squares of path counts stay within any precision."""
-    largest = kernel.abs().amax((-2, -1), keepdim=True)
-    return kernel / torch.where(largest > 0, largest, 1)
+    return kernel / _or_one(kernel.abs().amax((-2, -1), keepdim=True))
+
+
+def _or_one(size: Tensor) -> Tensor:
+    """The size to divide by; 1 in place of 0."""
+    return torch.where(size == 0, 1, size)
 
 
 def _cosine(kernel: Kernel, other: Kernel) -> Tensor:
     kernel, other = _scale_to_one(kernel), _scale_to_one(other)
     product = (kernel * other).sum((-2, -1))
-    return product / (torch.linalg.matrix_norm(kernel) * torch.linalg.matrix_norm(other))
+    return product / _or_one(torch.linalg.matrix_norm(kernel) * torch.linalg.matrix_norm(other))
 
 
 def _as_kernels(*given: Given) -> list[Tensor]:
     """Kernels as tensors, square and of one size."""
-    kernels = [_as_tensor(kernel, "a kernel") for kernel in given]
+    kernels = [_in_working_precision(_as_tensor(kernel, "a kernel")) for kernel in given]
     for kernel in kernels:
         shape = tuple(kernel.shape)
         square = len(shape) >= 2 and shape[-1] == shape[-2]
@@ -161,6 +176,13 @@ def _as_kernels(*given: Given) -> list[Tensor]:
         f"kernels to compare must be of the same samples, got {' and '.join(map(str, sizes))} of them.",
     )
     return kernels
+
+
+def _in_working_precision(kernel: Tensor) -> Tensor:
+    """Counts as float64, half precision as float32: neither has eigenvalues."""
+    if not kernel.is_floating_point():
+        return kernel.double()
+    return kernel.float() if kernel.element_size() < 4 else kernel
 
 
 def _as_symmetric(given: Given) -> Tensor:
@@ -182,12 +204,16 @@ def _with_label_kernel(kernel: Given, targets: Given) -> tuple[Tensor, Tensor]:
         len(shape) in (1, 2) and shape[0] == kernel.shape[-1],
         f"the kernel is of {kernel.shape[-1]} samples, so targets must be [{kernel.shape[-1]}, outputs]; got {shape}.",
     )
+    require(len(shape) == 1 or shape[1] > 0, "the targets have no column.")
     require(columns.is_floating_point(), f"targets are real columns, one-hot for classes; got {columns.dtype}.")
     return kernel, label_kernel(columns)
 
 
 def _as_tensor(given: Given, what: str) -> Tensor:
-    if isinstance(given, np.ndarray):
-        return torch.from_numpy(given)
-    require(isinstance(given, Tensor), f"{what} is a tensor or a numpy array, got {type(given).__name__}.")
+    if isinstance(given, np.ndarray) and given.dtype.kind in "biuf":
+        given = torch.from_numpy(given)
+    kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__
+    require(isinstance(given, Tensor), f"{what} is a tensor or a numpy array of real numbers, got {kind}.")
+    assert isinstance(given, Tensor)
+    require(not given.is_complex(), f"{what} has real numbers, got {given.dtype}.")
     return given

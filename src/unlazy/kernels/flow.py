@@ -27,7 +27,7 @@ def kernel_flow(
     >>> float(kernel_flow(one, one, 0 * one, [0.0, 1.0])[1, 0, 0])  # 1 - exp(-2)
     0.8646647167633873
     """
-    require(all(time >= 0 for time in times), "times of a flow must be at least 0.")
+    require(len(times) > 0 and all(time >= 0 for time in times), "a flow needs times, each at least 0.")
     y, start = (columns[:, None] if columns.ndim == 1 else columns for columns in (y, start))
     shapes = f"{tuple(y.shape)} and {tuple(start.shape)}"
     require(y.shape == start.shape[-2:], f"targets and outputs at the start must be [n, outputs] alike, got {shapes}.")

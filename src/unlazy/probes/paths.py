@@ -14,7 +14,7 @@ from unlazy.runtime import InputError, require
 Pattern = Bool[Tensor, "n units"]
 
 
-def allocation(first: Tensor, second: Tensor) -> Tensor:
+def allocation(first: Float[Tensor, "*groups"], second: Float[Tensor, "*groups"]) -> Float[Tensor, "*groups"]:
     """log of (mean active paths on one group / on another): 0 = no preference, > 0 = the first is favoured.
 
     One is added to both counts: it changes little at their usual size and keeps the result finite if a layer is dead.
@@ -79,6 +79,7 @@ def _activation_patterns(gates: Sequence[Tensor]) -> Pattern:
     """The open units of all layers side by side; raises if gates are soft or have a member axis."""
     if isinstance(gates, Gates):
         gates = gates.hard()
+    require(len(gates) > 0, "there are no gates: give one tensor [n, units] a layer.")
     if any(layer.ndim != 2 for layer in gates):
         raise InputError("cells are counted for one network at a time: gates must be [n, units] per layer.")
     if any(bool(((layer != 0) & (layer != 1)).any()) for layer in gates):

@@ -65,8 +65,14 @@ def _rows(width: int, visits: Sequence[int], length: int, most: int) -> Paths:
     return torch.tensor([(CONSTANT,) * missing + walk for missing, walk in units], dtype=torch.int64)
 
 
+def _check_paths(paths: Paths, layers: int) -> None:
+    fits = len(paths) > 0 and paths.ndim == 2 and paths.shape[1] == layers
+    require(fits, f"paths are [paths, layers] with one unit in each of {layers} layers, got {tuple(paths.shape)}.")
+
+
 def path_gates(gates: Sequence[Tensor], paths: Paths) -> Float[Tensor, "n paths"]:
     """f_pi(x): the product of the gates on each path; ``gates`` per layer ``[n, units]``, soft or hard."""
+    _check_paths(paths, len(gates))
     dtype = gates[0].dtype if gates[0].is_floating_point() else torch.float64
     constant = torch.ones(len(gates[0]), 1, dtype=dtype)
     product = torch.ones(len(gates[0]), len(paths), dtype=dtype)
@@ -82,6 +88,8 @@ def path_experts(
 
     ``enters``: for bias paths, the layers at which they leave the constant node.
     """
+    require(net.members is None, "path_experts reads one network; take member(stack, index).")
+    _check_paths(paths, net.settings.depth)
     entered = [0] * len(paths) if enters is None else enters.tolist()
     after = net.settings.depth + 1
     experts = [

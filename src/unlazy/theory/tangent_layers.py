@@ -119,6 +119,7 @@ Layer = FactoredLayer | ExplicitLayer
 
 def gram_of(layers: Sequence[Layer], others: Sequence[Layer] | None = None) -> Float[Tensor, "rows rows2"]:
     """The tangent kernel of all layers together."""
+    require(len(layers) > 0, "there are no layers; tangent_layers(model, x) gives those of a model.")
     pairs = zip(layers, layers if others is None else others, strict=True)
     return torch.stack([one.gram(two) for one, two in pairs]).sum(0)  # type: ignore[arg-type]
 
