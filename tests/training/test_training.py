@@ -16,7 +16,7 @@ from unlazy import Circle, Dataset, InputError, Member, Recipe, Run, Scope, buil
 from unlazy.models.gates import HardGate
 from unlazy.models.spec import NetSpec, relu_spec
 from unlazy.probes import standard
-from unlazy.runtime import stream
+from unlazy.runtime import StoreError, stream
 from unlazy.training.ensemble import batch_order, build_member_stack
 from unlazy.training.recorder import FixedSteps, Measure
 
@@ -98,6 +98,19 @@ def test_measures_are_taken_when_due(tmp_path: Path) -> None:
     assert steps.tolist() == [0, 7, 20]
     assert loss.shape == (3, 3)
     assert run.status()["state"] == "finished"
+
+
+def test_measures_are_known_by_what_they_do(tmp_path: Path) -> None:
+    """Two lambdas have one name; a run with one of them is not taken for a run with the other."""
+    plan, data, steps = recipe(KINDS["pwc"], epochs=2), CIRCLE.dataset(torch.float64), FixedSteps.at([0, 20])
+
+    def measure(power: int) -> list[Measure]:
+        return [Measure(lambda net, data: {"size": net(data.x).abs().pow(power).mean((1, 2))}, steps)]
+
+    first = fit(plan, data, measure(1), tmp_path / "run")
+    assert fit(plan, data, measure(1), tmp_path / "run").id == first.id
+    with pytest.raises(StoreError, match="another"):
+        fit(plan, data, measure(2), tmp_path / "run")
 
 
 def test_a_finished_run_is_returned_untouched(tmp_path: Path) -> None:

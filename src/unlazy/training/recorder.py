@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 from unlazy.data.dataset import Dataset
 from unlazy.kernels.capture import evaluation_mode
 from unlazy.kernels.gated import is_stack
-from unlazy.runtime import require
+from unlazy.runtime import require, short_hash
 from unlazy.store import Tensors, Writer
 
 Probe = Callable[[Any, Dataset], Mapping[str, Tensor]]
@@ -73,7 +76,47 @@ class Measure:
     def describe(self) -> dict[str, Any]:
         """A short plain form for a run's recipe."""
         samples = None if self.batch is None else self.batch.fingerprint
-        return {"probe": self.probe.__name__, "steps": self.schedule.describe(), "batch": samples}
+        return {**describe_function(self.probe), "steps": self.schedule.describe(), "batch": samples}
+
+
+def describe_function(function: Callable[..., Any]) -> dict[str, Any]:
+    """The name of a probe and, unless it is one of this package, a hash of what it does: two lambdas have one name.
+
+    >>> first, second = describe_function(lambda net, data: {"a": 1}), describe_function(lambda net, data: {"a": 2})
+    >>> first["probe"] == second["probe"], first["code"] == second["code"]
+    (True, False)
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    if getattr(function, "__module__", "").startswith("unlazy."):
+        return {"probe": name}
+    return {"probe": name, "code": short_hash(_plain_function(function))}
+
+
+def _plain_function(function: Any) -> list[Any]:
+    """What a function does as plain values: its instructions, constants, defaults, and the values it closes over."""
+    if isinstance(function, partial):
+        return [_plain_function(function.func), _text(function.args), _text(sorted(function.keywords.items()))]
+    if isinstance(function, MethodType):
+        return [
+            _plain_function(function.__func__),
+            _text(getattr(function.__self__, "__dict__", {})),
+        ]
+    if not isinstance(function, FunctionType):
+        kept = _text(getattr(function, "__dict__", {}))
+        return [type(function).__qualname__, _plain_function(type(function).__call__), kept]
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell.cell_contents is not function]
+    closed = [_plain_function(value) if isinstance(value, FunctionType) else _text(value) for value in held]
+    return [_plain_code(function.__code__), _text(function.__defaults__), closed]
+
+
+def _text(value: Any) -> str:
+    """A value as text; the same in another process, where objects have other addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _plain_code(code: CodeType) -> list[Any]:
+    constants = [_plain_code(one) if isinstance(one, CodeType) else _text(one) for one in code.co_consts]
+    return [code.co_code.hex(), list(code.co_names), constants]
 
 
 class Recorder:
