@@ -279,7 +279,7 @@ def test_a_slow_model_is_measured_on_fewer_samples_and_stays_so_when_resumed(mon
     """A probe set that takes longer than the first seconds is reduced, every class equally; a resumed scope keeps its samples."""
     folder, net, x, y = tmp_path / "run", nn.Linear(6, 4), torch.randn(120, 6), torch.arange(120) % 4
     groups = {"even": torch.arange(120) % 2 == 0, "last": torch.arange(120) == int(torch.randint(120, ()))}
-    monkeypatch.setattr("unlazy.scope.timing.idle_seconds", lambda do: (do(), 1.0)[1])  # 8 samples a second, or 32
+    monkeypatch.setattr("unlazy.scope.timing.idle_seconds", lambda do: (do(), 0.5)[1])  # 16 samples a second
     scope = Scope(net, (x, y), folder, groups=groups)
     for step in (1, 2):
         with torch.no_grad():
@@ -287,17 +287,17 @@ def test_a_slow_model_is_measured_on_fewer_samples_and_stays_so_when_resumed(mon
         scope.step(step)
     scope.finish()
     run = Run(folder)
-    assert run.array("output", 0).shape == (1, 48, 4)
-    assert sorted(run.array("probe_y", 0)[0].tolist()) == sorted([*range(4)] * 12)
-    assert all(number < 48 for numbers in run.header["recipe"]["scope"]["groups"].values() for number in numbers)
-    assert any("48 of the probe's 120 samples" in note for note in scope.history.notes)
+    assert run.array("output", 0).shape == (1, 24, 4)
+    assert sorted(run.array("probe_y", 0)[0].tolist()) == sorted([*range(4)] * 6)
+    assert all(number < 24 for numbers in run.header["recipe"]["scope"]["groups"].values() for number in numbers)
+    assert any("24 of the probe's 120 samples" in note for note in scope.history.notes)
     monkeypatch.setattr("unlazy.scope.timing.idle_seconds", lambda do: (do(), 1e-3)[1])
     again = Scope(net, (x, y), folder, groups=groups)
     with torch.no_grad():
         net.weight.add_(0.1)
     again.step(3)
     again.finish()
-    assert Run(folder).array("output", 3).shape == (1, 48, 4)
+    assert Run(folder).array("output", 3).shape == (1, 24, 4)
 
 
 def test_without_a_limit_of_time_every_sample_is_measured(monkeypatch) -> None:

@@ -55,7 +55,7 @@ from unlazy.scope.user_model import (
 from unlazy.scope.verdict import judge
 from unlazy.store import INTERRUPTIONS, Run, parse_notes, parse_tags
 
-TRIED_SAMPLES = 8  # with which an unknown model is called first
+TRIED_SAMPLES = 4  # with which an unknown model is called first
 START_PASSES = 2  # of the probe set through the model before the first step, whatever else waits
 FIRST_SECONDS = 3.0  # of the first measurement before the first step; the rest of it follows during the first steps
 END_SECONDS = 3.0  # of the last measurement if the budget leaves less; light measures are taken whatever they cost
@@ -125,7 +125,8 @@ class Session:
             seconds = FIRST_SECONDS / START_PASSES if math.isfinite(budget) else math.inf
             affordable = count_affordable(self.model, probe.x, limit.rows(), seconds)
             with torch.no_grad():
-                out = call_model(self.model, take_samples(probe.x, slice(0, min(limit.rows(), affordable))))
+                shown = limit.rows() if affordable == len(probe) else TRIED_SAMPLES
+                out = call_model(self.model, take_samples(probe.x, slice(0, min(limit.rows(), shown))))
                 probe = add_target_columns(probe, out if len(out) == len(probe) else out[:1].expand(len(probe), -1))
             spec = model.spec() if isinstance(model, GatedNet) else None
             identity = None if folder is None else scope_identity(spec or describe_model(model), probe, views, seed)

@@ -11,14 +11,15 @@ from torch import nn
 from unlazy.kernels.capture import Inputs, call_model, sample_count, take_samples
 
 TIMED_SAMPLES = (8, 32)
+CERTAINLY = 4  # times too long: no larger batch can be so much faster
 LEAST_SAMPLES = 24  # of a probe set, however slow the model
 
 
 def count_affordable(model: nn.Module, x: Inputs, at_once: int, seconds: float) -> int:
     """How many samples pass the model within so many seconds, at least ``LEAST_SAMPLES``; all of them if they do.
 
-    Few samples are timed first. Only if all of them would take too long by that, a larger batch is timed: a small one says little
-    about a large one on a graphics card.
+    Few samples are timed first. If all of them would take somewhat too long by that, a larger batch is timed: a small one says
+    little about a large one on a graphics card.
     """
     n, rate = sample_count(x), 0.0
     for few in TIMED_SAMPLES:
@@ -27,6 +28,8 @@ def count_affordable(model: nn.Module, x: Inputs, at_once: int, seconds: float) 
             rate = idle_seconds(lambda: bool(call_model(model, part).isfinite().all())) / sample_count(part)  # noqa: B023
         if rate * n <= seconds:
             return n
+        if rate * n > CERTAINLY * seconds:
+            break
     return min(n, max(LEAST_SAMPLES, int(seconds / rate)))
 
 
