@@ -196,7 +196,8 @@ def compare(make: Callable[[], tuple[nn.Module, Tensor, int]], seeds: int) -> di
                     "error": round(math.sqrt(statistics.mean((value - true) ** 2 for value in same)), 5),
                     "stated_error": round(statistics.mean(stated), 5),
                 }
-    return {"parameters": sum(p.numel() for p in net.parameters()), "outputs": classes, "rows": rows}
+    size = sum(p.numel() for p in net.parameters())
+    return {"parameters": size, "outputs": classes, "seeds": seeds, "rows": rows}
 
 
 def errors_of(found: list[KernelEstimate], exact: Tensor) -> dict[str, float]:
@@ -224,7 +225,6 @@ def main() -> None:
         known[name] = compare(NETWORKS[name], chosen.seeds)
         result = {
             "samples": SAMPLES,
-            "seeds": chosen.seeds,
             "networks": known,
             "provenance": runtime.provenance("float32"),
         }
