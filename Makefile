@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all fuzz lint format docs bench browser frontend frontend-check screenshots clean
+.PHONY: demo test test-all fuzz soak matrix wheel lock lint format docs bench browser frontend frontend-check screenshots clean
 .DELETE_ON_ERROR:
 
 demo: .venv/core
@@ -20,6 +20,26 @@ test-all: .venv/test .venv/cluster .venv/adapters .venv/fast .venv/browser
 ROUNDS ?= 10
 fuzz: .venv/test .venv/cluster .venv/fast
 	for round in $$(seq $(ROUNDS)); do HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -n 2 -m hypothesis || exit 1; done
+
+# Random kills of a training, fuzzed calls and damaged runs; ends in one line with what was lost.
+KILLS ?= 1000
+CALLS ?= 10000
+soak: .venv/test .venv/cluster
+	$(BIN)/python tests/soak.py --kills $(KILLS) --calls $(CALLS)
+
+# The oldest and the newest packages that we claim, on every Python named.
+PYTHONS ?= python3.11
+matrix:
+	.ci/matrix $(PYTHONS)
+
+# The wheel, and whether it serves alone: a new environment, an empty folder, no checkout.
+wheel: .venv/python
+	.ci/wheel
+
+# Hashes of what constraints.txt pins, as found on this platform: pip install --require-hashes -r requirements.lock
+lock: .venv/python
+	$(BIN)/python -m pip install --dry-run --ignore-installed --quiet --constraint constraints.txt --report .venv/report.json '.[studio,cluster,fast]'
+	$(BIN)/python .ci/lock.py .venv/report.json > requirements.lock
 
 lint: .venv/lint
 	$(BIN)/ruff check .
