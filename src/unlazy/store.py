@@ -6,7 +6,7 @@ A run folder holds one training, possibly a stack of members::
     status.json    replaced: {state: running|finished|failed|interrupted, step, error}
     labels.json    replaced: {tags, notes}, which people may change at any time
     lock           held (flock) by the writer; the kernel frees it when the writer dies
-    metrics.jsonl  one line a measurement: {step, time, scalars, arrays, checkpoint}
+    metrics.jsonl  one line a measurement: {step, time, scalars, arrays, checkpoint, checksum (SHA-256 of the checkpoint)}
     arrays/QUANTITY/STEP8.npy       first axis = member; written once
     checkpoints/STEP8.safetensors   model/NAME, optim/NAME/SLOT, random/STREAM
 
@@ -17,11 +17,13 @@ Nothing is pickled. The store knows no model: it keeps specs and files.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,10 +64,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically: a temporary file in the same folder, flushed to disk, then renamed."""
+    """Write a file atomically: a temporary file in the same folder, flushed to disk, then renamed; then flush the folder."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             _write_all(descriptor, data)
@@ -73,12 +75,31 @@ def write_file(path: Path, data: bytes) -> None:
         finally:
             os.close(descriptor)
         temporary.replace(path)
+        flush_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise StoreError(
             f"could not write {path}: {error.strerror}. Free some space or choose another folder."
         ) from error
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk: until then a power cut may undo a rename, although the file was flushed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some file systems flush no folder
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and flush the names of the new ones."""
+    new = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in new:
+        flush_folder(one.parent)
 
 
 def _append_line(path: Path, line: str, *, durable: bool) -> None:
@@ -129,6 +150,7 @@ class Line:
     arrays: dict[str, str]
     checkpoint: str | None
     end: int  # offset in metrics.jsonl just behind this line
+    checksum: str | None = None  # SHA-256 of the checkpoint; runs of older versions have none
 
 
 class Run:
@@ -285,9 +307,28 @@ class Run:
         raise StoreError(f"{self.folder} has no array {quantity!r}; it has: {', '.join(known) or 'none yet'}.")
 
     def last_checkpoint(self) -> tuple[int, dict[str, NDArray[Any]]] | None:
-        """Step and tensors of the newest checkpoint, or ``None``."""
-        line = _last_checkpoint_line(self.lines)
-        return None if line is None else (line.step, self._load_checkpoint(line))
+        """Step and tensors of the newest checkpoint that is not damaged, or ``None`` if there is none.
+
+        Warns about every newer one that is damaged. Raises ``StoreError`` if all are.
+        """
+        found = self._last_whole_checkpoint()
+        return None if found is None else (found[0].step, found[1])
+
+    def _last_whole_checkpoint(self) -> tuple[Line, dict[str, NDArray[Any]]] | None:
+        """The line and the tensors of the newest checkpoint that is not damaged."""
+        named = [line for line in self.lines if line.checkpoint is not None]
+        for line in reversed(named):
+            try:
+                tensors = self._load_checkpoint(line)
+            except StoreError as error:
+                if line is named[0]:
+                    raise StoreError(
+                        f"{error} No other one is whole: delete {self.folder} to train from the start."
+                    ) from error
+                warnings.warn(f"{error} The one before it is used.", stacklevel=3)
+            else:
+                return line, tensors
+        return None
 
     def checkpoint(self, step: int) -> dict[str, NDArray[Any]]:
         """The tensors of the checkpoint at ``step``."""
@@ -299,11 +340,12 @@ class Run:
     def _load_checkpoint(self, line: Line) -> dict[str, NDArray[Any]]:
         path = self.folder / "checkpoints" / f"{line.checkpoint}.safetensors"
         try:
-            return dict(safetensors.numpy.load(path.read_bytes()))
+            content = path.read_bytes()
+            if line.checksum is not None and hashlib.sha256(content).hexdigest() != line.checksum:
+                raise StoreError(f"{path} is damaged: its checksum does not match.")
+            return dict(safetensors.numpy.load(content))
         except (OSError, SafetensorError) as error:
-            raise StoreError(
-                f"{path} is missing or truncated ({error}). Delete {self.folder} to train it again from the start."
-            ) from error
+            raise StoreError(f"{path} is missing or truncated ({error}).") from error
 
 
 def parse_tags(tags: Iterable[str]) -> list[str]:
@@ -337,14 +379,11 @@ def read_lines(path: Path) -> list[Line]:
         offset += len(raw) + 1
         try:
             entry = json.loads(raw)
-            lines.append(Line(entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"], offset))
+            names = entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"]
+            lines.append(Line(*names, offset, entry.get("checksum")))
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise StoreError(f"{path}, line {number}, is damaged ({error!r}).") from error
     return lines
-
-
-def _last_checkpoint_line(lines: list[Line]) -> Line | None:
-    return next((line for line in reversed(lines) if line.checkpoint is not None), None)
 
 
 def _is_locked(path: Path) -> bool:
@@ -455,15 +494,18 @@ class Writer:
             buffer = io.BytesIO()
             np.save(buffer, value, allow_pickle=False)
             write_file(self.folder / "arrays" / quantity / f"{stem}.npy", buffer.getvalue())
+        checksum = {}
         if checkpoint is not None:
-            contiguous = {name: np.ascontiguousarray(value) for name, value in checkpoint.items()}
-            write_file(self.folder / "checkpoints" / f"{stem}.safetensors", safetensors.numpy.save(contiguous))
+            content = safetensors.numpy.save({name: np.ascontiguousarray(value) for name, value in checkpoint.items()})
+            write_file(self.folder / "checkpoints" / f"{stem}.safetensors", content)
+            checksum = {"checksum": hashlib.sha256(content).hexdigest()}
         line = {
             "step": step,
             "time": round(time.time(), 3),
             "scalars": {name: _json_numbers(value) for name, value in scalars.items()},
             "arrays": {quantity: f"{quantity}/{stem}" for quantity in arrays or {}},
             "checkpoint": None if checkpoint is None else stem,
+            **checksum,
         }
         _append_line(self.folder / "metrics.jsonl", canonical_json(line), durable=checkpoint is not None)
         self._step = max(self._step, step)
@@ -517,15 +559,14 @@ class Writer:
                 )
 
     def _resume(self, wanted: str) -> tuple[int, dict[str, NDArray[Any]]] | None:
-        """Truncate the run to its last checkpoint; later measurements are taken again. Returns step and tensors."""
+        """Truncate the run to its last whole checkpoint; later measurements are taken again. Returns step and tensors."""
         run = Run(self.folder)
         if run.id != wanted:
             raise StoreError(f"{self.folder} holds run {run.id}, not {wanted}: other settings. Choose another folder.")
         if run.status()["state"] == "finished":
             raise StoreError(f"{self.folder} is finished. Read it with Run, or choose another folder for a new run.")
-        last = _last_checkpoint_line(run.lines)
+        last, tensors = run._last_whole_checkpoint() or (None, {})
         lines = run.lines[: run.lines.index(last) + 1] if last else []
-        tensors = run._load_checkpoint(last) if last else {}
         metrics = self.folder / "metrics.jsonl"
         if metrics.exists():
             os.truncate(metrics, last.end if last else 0)

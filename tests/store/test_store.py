@@ -1,11 +1,15 @@
 """The run folder: what is written comes back, what is unfinished stays invisible, what is damaged is named."""
 
+import json
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from store_runs import files, header, measure, small_run
+from store_runs import files, header, measure, small_run, timeless
 from unlazy import store
-from unlazy.store import Run, StoreError, Writer, find_runs
+from unlazy.store import Run, StoreError, Writer, find_runs, write_file
 
 # --- what is written comes back ------------------------------------------------------------------
 
@@ -170,15 +174,72 @@ def test_resuming_a_damaged_run_is_refused_and_changes_nothing(tmp_path):
     assert files(folder) == before
 
 
-@pytest.mark.parametrize("kept", [0, 4, 40, -1])
-def test_a_truncated_checkpoint_is_refused_on_resume_and_changes_nothing(tmp_path, kept):
-    folder = small_run(tmp_path / "run")
-    path = folder / "checkpoints" / "00000002.safetensors"
+def cut_checkpoint(path, kept):
     path.write_bytes(path.read_bytes()[:kept])
+
+
+def flip_checkpoint(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = [(cut_checkpoint, 0), (cut_checkpoint, 4), (cut_checkpoint, -1), (flip_checkpoint, 3), (flip_checkpoint, -3)]
+
+
+@pytest.mark.parametrize(("damage", "at"), DAMAGE)
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, damage, at):
+    folder, whole = small_run(tmp_path / "run"), small_run(tmp_path / "whole")
+    damage(folder / "checkpoints" / "00000002.safetensors", at)
+    warned = pytest.warns(UserWarning, match=r"00000002\.safetensors is damaged.*The one before it is used")
+    with warned, Writer(folder, header()) as writer:
+        assert writer.resumed is not None
+        step, tensors = writer.resumed
+        assert step == 0
+        assert all(np.array_equal(tensors[name], value) for name, value in Run(whole).checkpoint(0).items())
+        for step in range(1, 4):
+            measure(writer, step, arrays=step % 2 == 0, checkpoint=step % 2 == 0)
+    ours, wanted = files(folder), files(whole)
+    assert timeless(ours.pop("metrics.jsonl")) == timeless(wanted.pop("metrics.jsonl"))
+    assert ours == wanted
+
+
+@pytest.mark.parametrize(("damage", "at"), DAMAGE)
+def test_a_run_without_any_whole_checkpoint_is_refused_and_stays_as_it_is(tmp_path, damage, at):
+    folder = small_run(tmp_path / "run")
+    for name in ("00000000", "00000002"):
+        damage(folder / "checkpoints" / f"{name}.safetensors", at)
     before = files(folder)
-    with pytest.raises(StoreError, match=r"00000002\.safetensors is missing or truncated"):
+    with (
+        pytest.warns(UserWarning, match="00000002"),
+        pytest.raises(StoreError, match=r"00000000.*No other one is whole"),
+    ):
         Writer(folder, header())
     assert files(folder) == before
+
+
+def test_checkpoints_of_older_runs_have_no_checksum_and_are_read(tmp_path):
+    folder = small_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    old = [json.dumps({name: value for name, value in line.items() if name != "checksum"}) for line in lines]
+    (folder / "metrics.jsonl").write_text("\n".join(old) + "\n")
+    step, tensors = Run(folder).last_checkpoint()
+    assert step == 2
+    assert tensors
+
+
+def test_folders_are_flushed_after_a_file_takes_its_name(tmp_path, monkeypatch):
+    flushed, plain = [], os.fsync
+
+    def note(descriptor):
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path).as_posix())
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_file(tmp_path / "new" / "below" / "file", b"7")
+    assert flushed[:2] == ["new", "."]
+    assert flushed[2].endswith(".tmp")
+    assert flushed[3:] == ["new/below"]
 
 
 @pytest.mark.parametrize("kept", [0, 4, 60, -1])

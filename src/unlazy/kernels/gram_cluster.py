@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from unlazy import runtime
 from unlazy.kernels.gram import FREE_SHARE, Place
+from unlazy.kernels.gram_identity import different_parts
 from unlazy.kernels.gram_tiles import GramFile, GramJob, TileComputer, compute_tile
 from unlazy.runtime import InputError, UnlazyError, require
 
@@ -120,5 +121,10 @@ def _open_job(job: GramJob, path: str, tile: int, identity: dict[str, Any]) -> t
         same = (file.tile, file.about["job"]) == (tile, identity)
         require(same, f"{path} on this worker is the file of another job: share the folder.")
         own = replace(job, model=copy.deepcopy(job.model))  # others may fetch the job while this one works on it
-        _OPEN[key] = TileComputer(own, own.engine(), tile), file
+        engine = own.engine()
+        differs = different_parts(identity, own.identity(engine))
+        require(
+            not differs, f"the model on this worker is another one (other {', '.join(differs)}): install the same code."
+        )
+        _OPEN[key] = TileComputer(own, engine, tile), file
     return _OPEN[key]

@@ -2,8 +2,9 @@
 
 The matrix is a Zarr array (:class:`GramFile`); ``file @ v`` and ``file.operator()`` work with it tile by tile.
 :func:`compute_tile` writes the block of a tile as a chunk of the array (for a symmetric matrix also the mirrored block), then a
-receipt with the checksums of these chunks. A tile is missing if it has no receipt, or if a checksum does not match. Missing tiles
-are NaN in the array; after a crash only they are computed again.
+receipt that names the job, the tile and the checksums of these chunks. A tile is missing if it has no receipt, the receipt of
+another job or tile, or a checksum that does not match. Missing tiles are NaN in the array; after a crash only they are computed
+again. Every chunk also ends with a CRC-32C (a codec of the Zarr format), so that any reader of the format notices a flipped bit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, explain_input_errors
 from unlazy.kernels.gated import refuse_stack
@@ -37,14 +37,17 @@ from unlazy.kernels.gram import (
     cached_parts_beside_block,
     parse_memory,
 )
+from unlazy.kernels.gram_identity import different_parts, job_identity
 from unlazy.kernels.gram_operator import GramOperator
 from unlazy.kernels.overlap import layer_overlap_engine, overlap_engine
 from unlazy.kernels.tangent_engine import RuleMismatch, TangentKernel
-from unlazy.runtime import InputError, StoreError, canonical_json, code_sha256, provenance, require
-from unlazy.store import write_file
+from unlazy.runtime import InputError, StoreError, canonical_json, provenance, require, short_hash
+from unlazy.store import flush_folder, write_file
 
 KERNELS = ("tangent", "overlap", "layer-overlap")
 RECEIPTS = "receipts"
+REPAIR = "Call gram_file with the same model and data: it computes that tile again."
+FORMAT = 2  # 1: receipts without job and tile, chunks without checksums of their own
 
 
 # --- what is computed --------------------------------------------------------------------------------------
@@ -65,16 +68,15 @@ class GramJob:
         require(self.kernel in KERNELS, f"kernel must be one of {', '.join(KERNELS)}; got {self.kernel!r}.")
         refuse_stack(self.model)
 
-    def identity(self) -> dict[str, Any]:
-        """What the numbers depend on: code, kernel, options, and checksums of weights and data."""
-        data = [self.x] if self.x2 is None else [self.x, self.x2]
-        return {
-            "kernel": self.kernel,
-            "options": json.loads(json.dumps(dict(self.options), sort_keys=True, default=str)),
-            "model": _content_checksum([type(self.model).__qualname__, repr(self.model)], self.model.state_dict()),
-            "data": [_content_checksum([], inputs) for inputs in data],
-            "code": code_sha256(),
-        }
+    def identity(self, engine: Kernel) -> dict[str, Any]:
+        """What the numbers depend on; see :mod:`unlazy.kernels.gram_identity`."""
+        with explain_input_errors(self.model, self.x, self.x2):
+            return job_identity(self.kernel, self.model, self.data, self.options, engine)
+
+    @property
+    def data(self) -> list[Inputs]:
+        """The rows, and the columns of a cross kernel."""
+        return [self.x] if self.x2 is None else [self.x, self.x2]
 
     def engine(self) -> Kernel:
         """The kernel in the form that the Gram engine takes (:class:`Kernel`)."""
@@ -84,19 +86,6 @@ class GramJob:
             if self.kernel == "overlap":
                 return overlap_engine(self.model, self.x, **self.options)
             return layer_overlap_engine(self.model, self.x, self.x2, **self.options)
-
-
-def _content_checksum(words: Sequence[str], tensors: Any) -> str:
-    """SHA-256 of ``words`` and of every tensor in a tree: its path in the tree, type, shape and bytes."""
-    digest = hashlib.sha256("\0".join(words).encode())
-    for path, leaf in pytree.tree_flatten_with_path(tensors)[0]:
-        digest.update(f"{pytree.keystr(path)} {getattr(leaf, 'dtype', type(leaf))} ".encode())
-        if isinstance(leaf, Tensor):
-            digest.update(f"{tuple(leaf.shape)} ".encode())
-            digest.update(leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if leaf.numel() else b"")
-        else:
-            digest.update(repr(leaf).encode())
-    return digest.hexdigest()
 
 
 class TileComputer:
@@ -130,17 +119,24 @@ class GramFile:
         self.path = Path(path).absolute()
         zarr = _zarr()
         try:
-            self._array = zarr.open_array(self.path, mode="r+")
+            with zarr.config.set({"array.write_empty_chunks": True}):  # a tile of NaN is a tile, not a missing one
+                self._array = zarr.open_array(self.path, mode="r+")
             self.about: dict[str, Any] = dict(self._array.attrs["unlazy"])
         except (FileNotFoundError, KeyError, ValueError) as error:
             raise InputError(f"{self.path} is no Gram matrix that unlazy wrote.") from error
         self.recompute: Callable[[Place], None] | None = None  # writes a tile anew, where model and data are at hand
         self._checked: set[Place] = set()
+        self._job = short_hash(self.about["job"])
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the array."""
         return tuple(self._array.shape)
+
+    @property
+    def format(self) -> int:
+        """Version of the file: what its receipts name."""
+        return int(self.about.get("format", 1))
 
     @property
     def tile(self) -> int:
@@ -162,9 +158,17 @@ class GramFile:
         return [place for place in self.places() if not self._is_complete(place)]
 
     def array(self) -> Any:
-        """The finished matrix as a Zarr array, to be read in parts: ``numpy.asarray(file.array()[:100])``."""
+        """The finished matrix as a Zarr array, to be read in parts: ``numpy.asarray(file.array()[:100])``.
+
+        Raises ``StoreError`` if a chunk is not on disk. Reading a chunk with a flipped bit raises zarr's ``ValueError``.
+        """
         absent = [place for place in self.places() if not self.has_receipt(place)]
         require(not absent, f"{self.path}: {len(absent)} tiles are still to be computed; run the same command again.")
+        lost = [place for place in self.places() if not self._has_chunks(place)]
+        if lost:
+            raise StoreError(
+                f"{self.path}: the numbers of {len(lost)} tiles are not on disk, such as {lost[0]}. {REPAIR}"
+            )
         return _zarr().open_array(self.path, mode="r")
 
     def operator(self, memory: str | int | None = None) -> GramOperator:
@@ -186,29 +190,34 @@ class GramFile:
 
     def read_tile(self, place: Place) -> np.ndarray:
         """The block of a tile, with its checksum compared the first time; see :meth:`operator`."""
-        if place not in self._checked:
+        if place not in self._checked or not self._has_chunks(place):
             if not self._is_complete(place):
                 if self.recompute is None:
-                    raise StoreError(
-                        f"{self.path}: tile {place} is damaged, its checksum does not match. Call gram_file with the same "
-                        "model and data: it computes that tile again."
-                    )
+                    raise StoreError(f"{self.path}: tile {place} is damaged, its checksum does not match. {REPAIR}")
                 self.recompute(place)
             self._checked.add(place)
-        return np.asarray(self._array[self._slices(place)])
+        try:
+            return np.asarray(self._array[self._slices(place)])
+        except ValueError as error:  # of the checksum that every chunk ends with
+            raise StoreError(
+                f"{self.path}: tile {place} was damaged while it was in use ({error}). {REPAIR}"
+            ) from error
 
     def write(self, place: Place, block: Tensor, seconds: float) -> None:
-        """Write a tile and its mirror image, then the receipt."""
+        """Write a tile and its mirror image, then the receipt; each is on disk before the next begins."""
         chunks = {at: values.cpu().contiguous().numpy() for at, values in self._with_mirror(place, block)}
         try:
             for at, values in chunks.items():
                 self._array[self._slices(at)] = values
+                _flush_chunk(self._chunk_path(at), self.path)
         except OSError as error:
             raise StoreError(
                 f"could not write {self.path}: {error.strerror or error}. Make room and run the same again."
             ) from error
         receipt = {
-            "checksums": {f"{at[0]}-{at[1]}": tile_checksum(values) for at, values in chunks.items()},
+            "job": self._job,
+            "tile": list(place),
+            "checksums": {_chunk_name(at): tile_checksum(values) for at, values in chunks.items()},
             "seconds": round(seconds, 4),
             "by": f"{platform.node()} {os.getpid()}",
         }
@@ -224,10 +233,19 @@ class GramFile:
         return {place: receipt for place, receipt in found.items() if receipt is not None}
 
     def _with_mirror(self, place: Place, block: Tensor) -> list[tuple[Place, Tensor]]:
-        if not self.is_symmetric or place[0] == place[1]:
-            return [(place, block)]
         mirrored = block.mT if block.ndim == 2 else block.transpose(0, 1).mT
-        return [(place, block), (place[::-1], mirrored)]
+        return list(zip(self._chunk_places(place), (block, mirrored), strict=False))
+
+    def _chunk_places(self, place: Place) -> list[Place]:
+        """Where the chunks of a tile lie: its own place, and in a symmetric matrix its mirror image."""
+        return [place, place[::-1]] if self.is_symmetric and place[0] != place[1] else [place]
+
+    def _chunk_path(self, at: Place) -> Path:
+        leading = (0,) * (len(self.shape) - 2)  # one chunk holds all outputs
+        return self.path / self._array.metadata.encode_chunk_key((*leading, *at))
+
+    def _has_chunks(self, place: Place) -> bool:
+        return all(self._chunk_path(at).exists() for at in self._chunk_places(place))
 
     def _slices(self, place: Place) -> tuple[Any, ...]:
         return (..., *(slice(i * self.tile, (i + 1) * self.tile) for i in place))
@@ -236,23 +254,39 @@ class GramFile:
         return self.path / RECEIPTS / f"{place[0]}-{place[1]}.json"
 
     def _read_receipt(self, place: Place) -> dict[str, Any] | None:
-        with suppress(FileNotFoundError, json.JSONDecodeError):
-            return dict(json.loads(self._receipt_path(place).read_text()))
-        return None
+        """The receipt of a tile; ``None`` if there is none, or if it is damaged or of another job or tile."""
+        try:
+            receipt = json.loads(self._receipt_path(place).read_text())
+            names = list(receipt["checksums"])
+            mine = (receipt["job"], receipt["tile"]) == (self._job, list(place)) if self.format > 1 else True
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return receipt if mine and names == [_chunk_name(at) for at in self._chunk_places(place)] else None
 
     def _is_complete(self, place: Place) -> bool:
         receipt = self._read_receipt(place)
-        if receipt is None:
+        if receipt is None or not self._has_chunks(place):
             return False
-        for name, checksum in receipt["checksums"].items():
-            down, _, across = name.partition("-")
+        for at, checksum in zip(self._chunk_places(place), receipt["checksums"].values(), strict=True):
             try:
-                values = np.asarray(self._array[self._slices((int(down), int(across)))])
-            except (OSError, ValueError):  # a chunk of the wrong length
+                values = np.asarray(self._array[self._slices(at)])
+            except (OSError, ValueError):  # a chunk of the wrong length, or with a flipped bit
                 return False
             if tile_checksum(values) != checksum:
                 return False
         return True
+
+
+def _chunk_name(at: Place) -> str:
+    return f"{at[0]}-{at[1]}"
+
+
+def _flush_chunk(path: Path, root: Path) -> None:
+    """Flush a chunk and the folders down to it to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    for folder in path.parents[: len(path.relative_to(root).parts)]:
+        flush_folder(folder)
 
 
 def tile_checksum(values: np.ndarray) -> str:
@@ -262,22 +296,31 @@ def tile_checksum(values: np.ndarray) -> str:
 
 def open_or_create(path: str | Path, job: GramJob, plan: Plan, kernel: Kernel) -> GramFile:
     """The file of this job: a new one, or the one at ``path`` if it belongs to the same job; else raises ``InputError``."""
-    path, identity = Path(path).absolute(), job.identity()
+    path, identity = Path(path).absolute(), job.identity(kernel)
     if not path.exists():
         _create(path, identity, plan, kernel)
     found = GramFile(path)
-    differs = [name for name, value in identity.items() if found.about["job"].get(name) != value]
+    differs = different_parts(found.about["job"], identity)
     if differs:
         raise InputError(
-            f"{path} was begun for another kernel (other {', '.join(differs)}); choose another path or delete it."
+            f"{path} was begun for another kernel (other {', '.join(differs)}){_explain_difference(differs)}; "
+            "choose another path or delete it."
         )
     return found
+
+
+def _explain_difference(differs: Sequence[str]) -> str:
+    """In words, where the names of what differs do not say it."""
+    if set(differs) <= {"source", "function"}:
+        return ": the weights are the same, but the code of the model was changed, so tiles of two functions would be mixed"
+    return ""
 
 
 def _create(path: Path, identity: Mapping[str, Any], plan: Plan, kernel: Kernel) -> None:
     """Create the array under a temporary name and move it to ``path``. If another process was quicker, its file stays."""
     temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.new")
     dtype = str(kernel.dtype).removeprefix("torch.")
+    about = {"format": FORMAT, "job": identity, "provenance": provenance(dtype, kernel.device.type)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _zarr().create_array(
@@ -285,12 +328,13 @@ def _create(path: Path, identity: Mapping[str, Any], plan: Plan, kernel: Kernel)
             shape=(*kernel.tail, plan.rows, plan.columns),
             chunks=(*kernel.tail, plan.tile, plan.tile),
             dtype=dtype,
-            compressors=None,  # mantissas do not compress
+            compressors=[{"name": "crc32c"}],  # no compression: mantissas do not compress
             fill_value=float("nan"),
-            attributes={"unlazy": {"job": identity, "provenance": provenance(dtype, kernel.device.type)}},
+            attributes={"unlazy": about},
         )
         (temporary / RECEIPTS).mkdir()
         temporary.rename(path)
+        flush_folder(path.parent)
     except OSError as error:
         if not path.exists():
             raise StoreError(f"could not make {path}: {error.strerror or error}.") from error

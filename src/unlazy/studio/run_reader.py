@@ -290,7 +290,8 @@ def _readable_lines(data: bytes, offset: int) -> list[Line]:
         offset += len(raw) + 1
         try:
             entry = json.loads(raw)
-            lines.append(Line(entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"], offset))
+            names = entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"]
+            lines.append(Line(*names, offset, entry.get("checksum")))
         except (ValueError, KeyError, TypeError):
             continue
     return lines
