@@ -1,21 +1,35 @@
-"""A tangent kernel whose features do not all fit into memory, on one core: panels of rows against a row of tiles at a time.
+"""How a tangent kernel is cut: panels of rows where features do not fit into memory, and pieces for several workers.
 
-A ReLU ResNet-20 on 400 random images of 32 x 32. All features at hand (the least work there is); 1 GB, as planned; the same tiles
+``panels.py`` (panels.json): a ReLU ResNet-20 on 400 random images of 32 x 32. All features at hand (the least work there is); 1 GB, as planned; the same tiles
 with room for one row and one column, so that columns are made again for every row. Seconds are processor time, ratios of one run.
+
+``panels.py workers N [memory|disk] [DESIGN...]`` (workers.json): workload c, trace, on one core and on two. Designs: *shared* (threads
+that share features, what ``devices=["cpu", "cpu"]`` does), *torch* (one worker, torch's own two threads) and *apart* (two processes
+that each make all features they meet, as workers of a cluster do). Seconds are wall time, each in a fresh process; ``others`` is the
+share of the machine that other processes took meanwhile. Aim, set before measuring: shared at least 1.7 times one core at n = 4,000,
+in memory and on disk, with others below 0.05.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from unlazy import runtime
+from unlazy import gram_file, runtime, tangent_kernel
+from unlazy.bench.kernels import KEEP_FREED
 from unlazy.bench.tables import save_row
+from unlazy.bench.workloads import WORKLOADS
 from unlazy.kernels import gram as engine
 from unlazy.kernels.gram import Plan
 from unlazy.kernels.tangent_engine import TangentKernel
@@ -23,6 +37,8 @@ from unlazy.models.build import build
 from unlazy.models.spec import ImageSpec
 
 SAMPLES, MEMORY = 400, "1GB"
+AIM, MOST_OTHERS = 1.7, 0.05
+WORKERS_FILE = Path("results/bench/workers.json")
 
 
 def measured(kernel: TangentKernel, x: Tensor, plan: Plan) -> tuple[float, int, Tensor]:
@@ -38,7 +54,83 @@ def measured(kernel: TangentKernel, x: Tensor, plan: Plan) -> tuple[float, int, 
         return time.process_time() - started, made.call_count, result
 
 
+def busy_seconds() -> float:
+    """Processor time that all processes of this machine have used since it started."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def time_kernel(design: str, n: int, where: str) -> dict[str, Any]:
+    """Seconds of the trace kernel of workload c, in this process; ``one``: by one worker with one thread."""
+    torch.set_num_threads(2 if design == "torch" else 1)
+    torch.manual_seed(0)
+    model, x = WORKLOADS["c"].make(), torch.randn(n, *WORKLOADS["c"].shape)
+    devices = ["cpu", "cpu"] if design == "shared" else ["cpu"]
+    tangent_kernel(model, x[:48], devices=devices)  # warm
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.zarr"
+        others, own, began = busy_seconds(), sum(os.times()[:4]), time.perf_counter()
+        if design == "apart":
+            _compute_apart(path, model, x)
+            result = None
+        elif where == "disk":
+            result = gram_file(path, model, x, devices=devices, tile=512).array()
+        else:
+            result = tangent_kernel(model, x, devices=devices)
+        seconds, used = time.perf_counter() - began, sum(os.times()[:4]) - own
+        others = busy_seconds() - others - used
+        last = float("nan") if result is None else float(result[n // 3, n // 2])
+    share = max(0.0, others) / seconds / (os.cpu_count() or 1)
+    return {"seconds": round(seconds, 2), "processor_seconds": round(used, 2), "others": round(share, 3), "entry": last}
+
+
+def _compute_apart(path: Path, model: torch.nn.Module, x: Tensor) -> None:
+    """Two processes, each with half of the tiles and all the features these need."""
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as workers,
+        Client(workers) as client,
+    ):
+        gram_file(path, model, x, client=client, tile=512)
+
+
+def measure_workers(n: int, where: str, designs: list[str]) -> None:
+    """One core, then each design on two, every one in a fresh process; into results/bench/workers.json."""
+    provenance = runtime.provenance("float32")
+    found = {}
+    for design in ["one", *designs]:
+        words = [sys.executable, __file__, "time", design, str(n), where]
+        done = subprocess.run(words, env=os.environ | KEEP_FREED, capture_output=True, text=True, check=True)
+        found[design] = json.loads(done.stdout.splitlines()[-1])
+        print(design, found[design], flush=True)
+    for design in designs:
+        row = {
+            "workload": "c trace",
+            "n": n,
+            "where": where,
+            "design": design,
+            "one": found["one"],
+            "two": found[design],
+        }
+        row["times_faster"] = round(found["one"]["seconds"] / found[design]["seconds"], 2)
+        row["quiet"] = max(found["one"]["others"], found[design]["others"]) < MOST_OTHERS
+        row["aim"] = AIM if design == "shared" and n >= 4000 else None
+        save_row(WORKERS_FILE, row, provenance, ("workload", "n", "where", "design"))
+
+
 def main() -> None:
+    """What the first word on the command line asks for."""
+    words = sys.argv[1:] or ["panels"]
+    if words[0] == "panels":
+        measure_panels()
+    elif words[0] == "workers":
+        measure_workers(int(words[1]), words[2], words[3:] or ["shared"])
+    else:
+        print(json.dumps(time_kernel(words[1], int(words[2]), words[3])))
+
+
+def measure_panels() -> None:
     """All three in one run, into results/bench/panels.json."""
     net = build(ImageSpec((16, 32, 64), (3, 3, 3)).relu()).eval()
     x = torch.rand(SAMPLES, 3, 32, 32, generator=torch.Generator().manual_seed(0))

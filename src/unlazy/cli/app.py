@@ -427,7 +427,9 @@ def report(
 
 @app.command()
 def gram(
-    model: Annotated[str, typer.Argument(help="A run folder, a JSON model spec, or package.module:function.")],
+    model: Annotated[
+        str, typer.Argument(help="A run folder, a JSON model spec, or mine:Net for Net in mine.py: its code runs.")
+    ],
     data: Annotated[str, typer.Argument(help="A .npy file, or a data set such as digits or cifar-10:test.")],
     out: Annotated[Path, typer.Option(help="The file to write: .npy, or .zarr, which resumes after a crash.")] = Path(
         "kernel.npy"
@@ -437,10 +439,13 @@ def gram(
         str | None, typer.Option(help="Memory limit, such as 2GB (default: half of the free memory).")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first so many samples.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes of this machine that share the tiles (.zarr).")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Cores to use, with shared features; opens no port (.zarr; default: torch's threads)."),
+    ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(help="A Dask scheduler whose workers share the tiles, such as tcp://host:8786 (.zarr)."),
+        typer.Option(help="A Dask scheduler whose workers share the tiles, such as tls://host:8786 (.zarr). Trust it."),
     ] = None,
     shard: Annotated[
         str | None, typer.Option(help="Compute one of several shares, 0/8 to 7/8, for job arrays (.zarr).")

@@ -31,13 +31,10 @@ from unlazy.models.build import build, build_stack, member
 from unlazy.runtime import InputError, require
 from unlazy.store import Run
 
-# Local workers keep freed memory for the next tile. Dask's default returns it at once, which takes four times as long.
-ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": 2**40, "MALLOC_MMAP_MAX_": 0, "OMP_NUM_THREADS": 1}
-
 
 @dataclass(frozen=True)
 class Spread:
-    """Who computes a .zarr array: this process, local workers, a Dask cluster, or one of several jobs."""
+    """Who computes a .zarr array: this process with so many workers, a Dask cluster, or one of several jobs."""
 
     cluster: str | None = None
     workers: int | None = None
@@ -47,6 +44,12 @@ class Spread:
     def __post_init__(self) -> None:
         many = [name for name in ("cluster", "workers", "shard") if getattr(self, name) is not None]
         require(len(many) <= 1, f"--{' and --'.join(many)} do not go together: each says who computes the tiles.")
+        require(self.workers is None or self.workers >= 1, f"--workers is at least 1, got {self.workers}.")
+
+    @property
+    def devices(self) -> list[str] | None:
+        """One device for each worker of this process; ``None`` without ``--workers``."""
+        return None if self.workers is None else ["cpu"] * self.workers
 
     def share(self) -> tuple[int, int]:
         """The share and the number of shares: ``"2/8"`` gives ``(2, 8)``; ``(0, 1)`` without ``--shard``."""
@@ -79,7 +82,7 @@ def gram_command(
         "tiles are shared out for a .zarr array only: --out kernel.zarr.",
     )
     share = spread.share()
-    job = GramJob(kernel, load_model(model), load_inputs(data, limit), memory=memory)
+    job = GramJob(kernel, load_model(model), load_inputs(data, limit), memory=memory, devices=spread.devices)
     engine = job.engine()
     plan = plan_file(job, engine, spread.tile)
     typer.echo(str(plan))
@@ -104,6 +107,7 @@ def gram_command(
                     memory=memory,
                     shard=share,
                     client=client,
+                    devices=spread.devices,
                     progress=follow,
                 )
             left = sum(not file.has_receipt(place) for place in file.places())
@@ -132,27 +136,19 @@ def _write_npy(job: GramJob, out: Path, dtype: np.dtype[Any], progress: Callable
 
 @contextmanager
 def _client(spread: Spread) -> Iterator[Any]:
-    """Connect to the Dask workers that the options name; yields ``None`` if they name none."""
-    if spread.cluster is None and spread.workers is None:
+    """Connect to the Dask cluster that the options name; yields ``None`` if they name none."""
+    if spread.cluster is None:
         yield None
         return
     try:
-        import dask
-        from distributed import Client, LocalCluster
+        from distributed import Client
     except ImportError as error:
         raise InputError("a cluster needs Dask: pip install 'unlazy[cluster]'.") from error
-    if spread.cluster is not None:
-        try:
-            with Client(spread.cluster, timeout=20) as client:
-                yield client
-        except OSError as error:
-            raise InputError(f"no Dask scheduler answers at {spread.cluster} ({error}).") from error
-        return
-    require(spread.workers is not None and spread.workers >= 1, f"--workers is at least 1, got {spread.workers}.")
-    quiet = {"dashboard_address": ":0", "silence_logs": "ERROR"}
-    dask.config.set({"distributed.nanny.pre-spawn-environ": ALLOCATOR})
-    with LocalCluster(n_workers=spread.workers, threads_per_worker=1, **quiet) as workers, Client(workers) as client:
-        yield client
+    try:
+        with Client(spread.cluster, timeout=20) as client:
+            yield client
+    except OSError as error:
+        raise InputError(f"no Dask scheduler answers at {spread.cluster} ({error}).") from error
 
 
 def load_model(name: str) -> nn.Module:

@@ -11,6 +11,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -55,6 +56,12 @@ class Kernel(Protocol):
     def block(self, out: Tensor, a: Any, b: Any, *, same: bool) -> None:
         """Fill ``out`` with the kernel of two sets of features; ``same``: both are one set."""
         ...
+
+
+def ready_context(kernel: Kernel) -> AbstractContextManager[None]:
+    """The context in which a kernel makes features and fills blocks, if it needs one."""
+    ready: Callable[[], AbstractContextManager[None]] = getattr(kernel, "ready", nullcontext)
+    return ready()
 
 
 @dataclass(frozen=True)

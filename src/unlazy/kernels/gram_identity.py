@@ -14,7 +14,6 @@ import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, call_model, evaluation_mode, sample_count, take_samples
-from unlazy.kernels.gram import Kernel
-from unlazy.kernels.tangent_engine import RuleMismatch, TangentKernel
+from unlazy.kernels.gram import Kernel, ready_context
+from unlazy.kernels.tangent_engine import RuleMismatch
 from unlazy.runtime import code_sha256
 
 MOST_OUTPUTS = 64  # of a sample, in the fingerprint
@@ -125,7 +124,7 @@ def _small_block(x: Inputs, engine: Kernel) -> Numbers | None:
     ``None`` if the rules of the layers do not fit these samples.
     """
     n, found = sample_count(x), []
-    with engine.ready() if isinstance(engine, TangentKernel) else nullcontext():
+    with ready_context(engine):
         try:
             first, last = (engine.features(take_samples(x, slice(at, at + 1))) for at in (0, n - 1))
             for left, right in ((first, first), (last, last), (first, last)):

@@ -15,6 +15,7 @@ from unlazy.kernels.capture import Inputs, sample_count
 from unlazy.kernels.gram import Kernel, Plan, Progress, plan_gram
 from unlazy.kernels.gram_cluster import compute_on_cluster
 from unlazy.kernels.gram_tiles import GramFile, GramJob, TileComputer, compute_tile, open_or_create
+from unlazy.kernels.gram_workers import Devices
 from unlazy.runtime import require
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def gram_file(
     memory: str | int | None = None,
     shard: tuple[int, int] = (0, 1),
     client: Client | None = None,
+    devices: Devices = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> GramFile:
@@ -40,11 +42,13 @@ def gram_file(
     ``kernel``: ``"tangent"``, ``"overlap"`` or ``"layer-overlap"``, with the options of those functions. ``shard=(i, n)``: only
     the i-th of n shares of the tiles, for job arrays without a cluster (all on one file system). ``client``: a
     ``distributed.Client`` whose workers see the same file system; workers may come, go and die. ``memory``: of each process.
-    ``tile``: samples a side, else planned.
+    ``tile``: samples a side, else planned. ``devices``: one for each worker of this process, such as ``["cpu", "cpu"]``; they
+    share the features. Default: as many workers on the CPU as torch has threads.
     """
     number, shards = shard
     require(0 <= number < shards, f"shard (i, n) means 0 <= i < n, got {shard}.")
-    job = GramJob(kernel, model, x, x2, options, memory)
+    require(client is None or devices is None, "client and devices both say who computes the tiles; give one of them.")
+    job = GramJob(kernel, model, x, x2, options, memory, devices)
     engine = job.engine()
     file = open_or_create(path, job, plan_file(job, engine, tile), engine)
     places = file.places()

@@ -16,7 +16,6 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,11 @@ from unlazy.kernels.gram import (
     all_places,
     cached_parts_beside_block,
     parse_memory,
+    ready_context,
 )
 from unlazy.kernels.gram_identity import different_parts, job_identity
 from unlazy.kernels.gram_operator import GramOperator
+from unlazy.kernels.gram_workers import Devices, split_kernel
 from unlazy.kernels.overlap import layer_overlap_engine, overlap_engine
 from unlazy.kernels.tangent_engine import RuleMismatch, TangentKernel
 from unlazy.runtime import InputError, StoreError, canonical_json, provenance, require, short_hash
@@ -63,6 +64,7 @@ class GramJob:
     x2: Inputs | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     memory: str | int | None = None  # of one process
+    devices: Devices = None  # of its workers
 
     def __post_init__(self) -> None:
         require(self.kernel in KERNELS, f"kernel must be one of {', '.join(KERNELS)}; got {self.kernel!r}.")
@@ -81,11 +83,14 @@ class GramJob:
     def engine(self) -> Kernel:
         """The kernel in the form that the Gram engine takes (:class:`Kernel`)."""
         with explain_input_errors(self.model, self.x, self.x2):
-            if self.kernel == "tangent":
-                return TangentKernel(self.model, self.x, self.x2, memory=self.memory, **self.options)
-            if self.kernel == "overlap":
-                return overlap_engine(self.model, self.x, **self.options)
-            return layer_overlap_engine(self.model, self.x, self.x2, **self.options)
+            return split_kernel(self._make_engine, self.model, self.x, self.x2, self.memory, self.devices)
+
+    def _make_engine(self, model: nn.Module, x: Inputs, x2: Inputs | None, memory: str | int | None) -> Kernel:
+        if self.kernel == "tangent":
+            return TangentKernel(model, x, x2, memory=memory, **self.options)
+        if self.kernel == "overlap":
+            return overlap_engine(model, x, **self.options)
+        return layer_overlap_engine(model, x, x2, **self.options)
 
 
 class TileComputer:
@@ -93,7 +98,6 @@ class TileComputer:
 
     def __init__(self, job: GramJob, kernel: Kernel, tile: int) -> None:
         self.job, self.kernel = job, kernel
-        self.ready = kernel.ready if isinstance(kernel, TangentKernel) else nullcontext
         free = int(USABLE * parse_memory(job.memory, kernel.device)) - kernel.work_bytes
         self.cache = FeatureCache(
             kernel.features, job.x, job.x2, tile, max(2, cached_parts_beside_block(kernel, tile, free))
@@ -103,7 +107,7 @@ class TileComputer:
         """The block of one tile, ``[*tail, rows, columns]``."""
         shape = (*self.kernel.tail, *self.cache.tile_shape(place))
         out = torch.empty(shape, dtype=self.kernel.dtype, device=self.kernel.device)
-        with explain_input_errors(self.job.model, self.job.x, self.job.x2), self.ready():
+        with explain_input_errors(self.job.model, self.job.x, self.job.x2), ready_context(self.kernel):
             left, right, same = self.cache.pair(place)
             self.kernel.block(out, left, right, same=same)
         return out

@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_module, explain_input_errors, sample_count, take_samples
 from unlazy.kernels.gated import is_stack
-from unlazy.kernels.gram import Plan, Progress, gram, plan_gram
+from unlazy.kernels.gram import Plan, Progress, gram, plan_gram, ready_context
+from unlazy.kernels.gram_workers import Devices, split_kernel
 from unlazy.kernels.layer_rules import sum_tensors
 from unlazy.kernels.selection import Outputs, Parameters, trainable_by_module
 from unlazy.kernels.stacks import stack_tangent_kernel
@@ -49,6 +50,7 @@ def tangent_kernel(
     out: Any = None,
     surrogate: bool = False,
     progress: Progress | None = None,
+    devices: Devices = None,
 ) -> Tensor | Any:
     """Theta(x, x') = <grad f(x), grad f(x')>, ``[n, m]`` or ``[n, m, k, k]``.
 
@@ -62,6 +64,8 @@ def tangent_kernel(
     ``out``: where to put the result, ``[n, m]`` or ``[k, k, n, m]``, anything that takes slices; ``progress(done, tiles)``.
     ``method="loop"`` forces the general path. ``precision="bfloat16"`` rounds inside the Gram products only (relative error
     about 1e-3); ``"float32"`` and ``"float64"`` compute a copy of the model in that precision; default: the model's own.
+    ``devices``: one for each worker of this process, such as ``["cuda:0", "cuda:1"]``; features are made once and shared.
+    Default: where the matrix takes long, as many workers on the CPU as torch has threads.
 
     With hard gates the exact kernel is over the value parameters (gates are locally constant); ``surrogate=True`` asks for
     gradients through the soft backward instead, which is *not* the Jacobian of the function. A stack of networks gives a
@@ -78,12 +82,15 @@ def tangent_kernel(
     model, x, x2 = _convert_precision(model, x, x2, precision)
 
     def compute(way: str) -> Tensor | Any:
-        kernel = TangentKernel(
-            model, x, x2, outputs=outputs, parameters=parameters, method=way, surrogate=surrogate, memory=memory
-        )
-        kernel.rough = precision == "bfloat16"
-        with kernel.ready():
-            return gram(kernel, x, x2, memory=kernel.budget, out=out, progress=progress)
+        def make(network: nn.Module, a: Inputs, b: Inputs | None, budget: str | int | None) -> TangentKernel:
+            options: Any = {"outputs": outputs, "parameters": parameters, "method": way, "surrogate": surrogate}
+            made = TangentKernel(network, a, b, memory=budget, **options)
+            made.rough = precision == "bfloat16"
+            return made
+
+        kernel = split_kernel(make, model, x, x2, memory, devices)
+        with ready_context(kernel):
+            return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
 
     with explain_input_errors(model, x, x2):
         return _check_float16_range(_with_fallback(compute, method))

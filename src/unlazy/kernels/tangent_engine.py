@@ -143,7 +143,7 @@ class TangentKernel:
 
     def block(self, out: Tensor, a: list[Share], b: list[Share], *, same: bool) -> None:
         """Fill ``out`` with the kernel of two sets of features; ``same``: both are one set."""
-        with _matmul_precision(self.rough):
+        with matmul_precision(self.rough):
             if self.tail:
                 fill_full(out, a, b, self.buffers, same=same)
             else:
@@ -440,7 +440,7 @@ def _first_and_last(x: Inputs) -> Inputs:
 
 
 @contextmanager
-def _matmul_precision(rough: bool) -> Iterator[None]:
+def matmul_precision(rough: bool) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     if rough:
         torch.set_float32_matmul_precision("medium")
