@@ -1,13 +1,14 @@
 """How a tangent kernel is cut: panels of rows where features do not fit into memory, and pieces for several workers.
 
-``panels.py`` (panels.json): a ReLU ResNet-20 on 400 random images of 32 x 32. All features at hand (the least work there is); 1 GB, as planned; the same tiles
-with room for one row and one column, so that columns are made again for every row. Seconds are processor time, ratios of one run.
+``panels.py`` (panels.json): a ReLU ResNet-20 on 400 random images of 32 x 32. All features at hand (the least work there is);
+1 GB, as planned; the same tiles with room for one row and one column, so that columns are made again for every row. Seconds are
+processor time, ratios of one run.
 
-``panels.py workers N [memory|disk] [DESIGN...]`` (workers.json): workload c, trace, on one core and on two. Designs: *shared* (threads
-that share features, what ``devices=["cpu", "cpu"]`` does), *torch* (one worker, torch's own two threads) and *apart* (two processes
-that each make all features they meet, as workers of a cluster do). Seconds are wall time, each in a fresh process; ``others`` is the
-share of the machine that other processes took meanwhile. Aim, set before measuring: shared at least 1.7 times one core at n = 4,000,
-in memory and on disk, with others below 0.05.
+``panels.py workers N [memory|disk] [DESIGN...]`` (workers.json): workload c, trace, on one core and on two. Designs: *shared*
+(threads that share features, what ``devices=["cpu", "cpu"]`` does), *torch* (one worker, torch's own two threads) and *apart*
+(two processes that each make all features they meet, as workers of a cluster do). Seconds are wall time, each in a fresh
+process; ``others`` is the share of the machine that other processes took meanwhile. Aim, set before measuring: shared at least
+1.7 times one core at n = 4,000, in memory and on disk, with others below 0.05.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def time_kernel(design: str, n: int, where: str) -> dict[str, Any]:
             _compute_apart(path, model, x)
             result = None
         elif where == "disk":
-            result = gram_file(path, model, x, devices=devices, tile=512).array()
+            result = gram_file(path, model, x, devices=devices).array()
         else:
             result = tangent_kernel(model, x, devices=devices)
         seconds, used = time.perf_counter() - began, sum(os.times()[:4]) - own
@@ -92,7 +93,7 @@ def _compute_apart(path: Path, model: torch.nn.Module, x: Tensor) -> None:
         LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as workers,
         Client(workers) as client,
     ):
-        gram_file(path, model, x, client=client, tile=512)
+        gram_file(path, model, x, client=client)
 
 
 def measure_workers(n: int, where: str, designs: list[str]) -> None:

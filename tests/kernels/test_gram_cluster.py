@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +140,124 @@ def test_a_folder_that_workers_do_not_share_is_an_error(
         gram_file(tmp_path / "k.zarr", net(), data(9), tile=4, client=here)
 
 
+# --- two hosts -----------------------------------------------------------------------------------------------
+
+BLIND = """
+import sys
+
+def refuse(event, arguments):
+    if event in ("open", "os.mkdir", "os.listdir", "os.scandir", "os.rename", "os.remove", "os.chdir", "import"):
+        if HIDDEN in " ".join(map(str, arguments)):
+            raise FileNotFoundError(2, "not on this host")
+
+sys.addaudithook(refuse)
+"""
+
+MINE = """
+import torch
+from torch import nn
+from my_helpers import bend
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 9).double(), nn.Linear(9, 3).double()
+
+    def forward(self, x):
+        return self.last(bend(self.first(x)))
+"""
+
+
+HELPERS = """
+import time
+import torch
+
+def bend(x):
+    time.sleep(0.01)  # so that both workers get tiles
+    return torch.tanh(x) * x
+"""
+
+
+def start_host(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
+    """A process as on a host of its own: folders of its own for work, home and temporary files, nothing of ours on its path."""
+    for name in ("work", "home", "temporary"):
+        (folder / name).mkdir(parents=True)
+    own = {"HOME": folder / "home", "TMPDIR": folder / "temporary", "PYTHONPATH": ROOT / "src", "OMP_NUM_THREADS": 1}
+    environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen([sys.executable, *words], cwd=folder / "work", env=environment, stderr=log)
+
+
+def wait_for_address(log: Path) -> str:
+    """The address that a scheduler writes to its log."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for line in log.read_text().splitlines():
+            if "Scheduler at:" in line:
+                return line.split()[-1]
+        time.sleep(0.1)
+    raise TimeoutError(log.read_text())
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[str]:
+    """A scheduler and two workers without a common folder; none can open a file below ``tmp_path / "client"``."""
+    processes = []
+    try:
+        quiet = ["--host", "127.0.0.1", "--no-dashboard"]
+        words = ["-m", "distributed.cli.dask_scheduler", *quiet, "--port", "0"]
+        processes.append(start_host(tmp_path / "s", words))
+        address = wait_for_address(tmp_path / "s" / "log")
+        for name in ("a", "b"):
+            blind = tmp_path / f"{name}.py"
+            blind.write_text(BLIND.replace("HIDDEN", repr(str(tmp_path / "client"))))
+            words = ["-m", "distributed.cli.dask_worker", address, *quiet, "--nthreads", "1", "--no-nanny"]
+            words += ["--preload", str(blind), "--local-directory", "scratch"]
+            processes.append(start_host(tmp_path / name, words))
+        yield address
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_two_hosts_without_a_common_folder(tmp_path: Path, two_hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "client"
+    home.mkdir()
+    (home / "my_net.py").write_text(MINE)
+    (home / "my_helpers.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(str(home))
+    model, x = importlib.import_module("my_net").Net(), data(26)
+    with runtime.threads(1):
+        alone = gram_file(tmp_path / "alone.zarr", model, x, tile=4).array()[...]
+    with distributed.Client(two_hosts) as client:
+        client.wait_for_workers(2, timeout=60)
+        hidden = client.run(lambda path: Path(path).read_text(), str(home / "my_net.py"), on_error="return")
+        assert all(isinstance(seen, FileNotFoundError) for seen in hidden.values())
+        file = gram_file(home / "k.zarr", model, x, tile=4, client=client)
+        workers = set(client.run(os.getpid).values())
+    assert np.array_equal(file.array()[...], alone)
+    assert torch.allclose(torch.from_numpy(alone), tangent_kernel(model, x), rtol=1e-12)
+    assert {int(told["by"].split()[-1]) for told in file.receipts().values()} == workers
+    assert len(workers) == 2
+    assert not list((home / "k.zarr").glob(".client-*"))
+
+
+def test_a_worker_with_other_code_of_the_package_is_refused(
+    tmp_path: Path, here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = gram_cluster.PackedJob.unpack
+    monkeypatch.setattr(gram_cluster.PackedJob, "unpack", lambda self: replace(plain(self), model=net(seed=5)))
+    with pytest.raises(InputError, match=r"the model on this worker is another one \(other model\)"):
+        gram_file(tmp_path / "k.zarr", net(), data(9), tile=4, client=here)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [1, 2], ids=["one of two workers", "both workers at once"])
 def test_killed_workers_cost_only_their_unfinished_tiles(
     tmp_path: Path, victims: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))  # where workers find Slow
     path, x, written = tmp_path / "k.zarr", data(120), dict[Path, int]()
     with runtime.threads(1):
         whole = gram_file(tmp_path / "whole.zarr", Slow(), x, tile=8).array()[...]

@@ -47,12 +47,14 @@ def job_identity(
 
 
 def different_parts(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Names of the parts in which two identities differ. Parts that an older file does not name are not compared.
+    """Names of the parts in which two identities differ. Parts that one of them does not know are not compared: an older file
+    names fewer, and the source of a class that was sent to a worker cannot be read there.
 
     Other weights, data or options compute something else too: then ``function`` is not named beside them.
     """
-    differs = [name for name, value in wanted.items() if name != "function" and found.get(name, value) != value]
-    if set(differs) <= {"source"} and "function" in found and not same_function(found["function"], wanted["function"]):
+    known = [name for name, value in wanted.items() if None not in (value, found.get(name))]
+    differs = [name for name in known if name != "function" and found[name] != wanted[name]]
+    if set(differs) <= {"source"} and "function" in known and not same_function(found["function"], wanted["function"]):
         differs.append("function")
     return differs
 

@@ -15,7 +15,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,8 +207,11 @@ class GramFile:
                 f"{self.path}: tile {place} was damaged while it was in use ({error}). {REPAIR}"
             ) from error
 
-    def write(self, place: Place, block: Tensor, seconds: float) -> None:
-        """Write a tile and its mirror image, then the receipt; each is on disk before the next begins."""
+    def write(self, place: Place, block: Tensor, seconds: float, by: str | None = None) -> None:
+        """Write a tile and its mirror image, then the receipt; each is on disk before the next begins.
+
+        ``by``: host and process that computed it, if it was not this one.
+        """
         chunks = {at: values.cpu().contiguous().numpy() for at, values in self._with_mirror(place, block)}
         try:
             for at, values in chunks.items():
@@ -223,13 +226,18 @@ class GramFile:
             "tile": list(place),
             "checksums": {_chunk_name(at): tile_checksum(values) for at, values in chunks.items()},
             "seconds": round(seconds, 4),
-            "by": f"{platform.node()} {os.getpid()}",
+            "by": by or this_process(),
         }
         write_file(self._receipt_path(place), canonical_json(receipt).encode())
 
     def has_receipt(self, place: Place) -> bool:
         """Whether a receipt says that the tile was written; its checksums are not compared."""
         return self._receipt_path(place).exists()
+
+    def drop_receipts(self, places: Iterable[Place]) -> None:
+        """Delete the receipts of these tiles, so that they count as missing."""
+        for place in places:
+            self._receipt_path(place).unlink(missing_ok=True)
 
     def receipts(self) -> dict[Place, dict[str, Any]]:
         """The receipts by tile: checksums, seconds, and host and process that computed the tile."""
@@ -354,13 +362,23 @@ def _zarr() -> Any:
     return zarr
 
 
+def this_process() -> str:
+    """Host and process, as receipts name them."""
+    return f"{platform.node()} {os.getpid()}"
+
+
 def compute_tile(computer: TileComputer, file: GramFile, place: Place) -> None:
     """Compute one tile and write it to the file, with its receipt."""
     started = time.perf_counter()
+    block = compute_block(computer, place)
+    file.write(place, block, time.perf_counter() - started)
+
+
+def compute_block(computer: TileComputer, place: Place) -> Tensor:
+    """The block of one tile. Raises ``InputError`` if the rules of the layers do not fit its samples."""
     try:
-        block = computer.block(place)
+        return computer.block(place)
     except RuleMismatch as error:
         raise InputError(
             "a layer is not called by every sample alike, so the fast rules do not fit; pass method='loop'."
         ) from error
-    file.write(place, block, time.perf_counter() - started)
