@@ -6,8 +6,6 @@ import importlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gram_cases import data, net
-from repository import ROOT
+from separate_hosts import start_two_hosts
 from unlazy import GramFile, gram_file, runtime, tangent_kernel
 from unlazy.kernels import gram_cluster
 from unlazy.runtime import InputError
@@ -142,17 +140,6 @@ def test_a_folder_that_workers_do_not_share_is_an_error(
 
 # --- two hosts -----------------------------------------------------------------------------------------------
 
-BLIND = """
-import sys
-
-def refuse(event, arguments):
-    if event in ("open", "os.mkdir", "os.listdir", "os.scandir", "os.rename", "os.remove", "os.chdir", "import"):
-        if HIDDEN in " ".join(map(str, arguments)):
-            raise FileNotFoundError(2, "not on this host")
-
-sys.addaudithook(refuse)
-"""
-
 MINE = """
 import torch
 from torch import nn
@@ -179,47 +166,10 @@ def bend(x):
 """
 
 
-def start_host(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
-    """A process as on a host of its own: folders of its own for work, home and temporary files, nothing of ours on its path."""
-    for name in ("work", "home", "temporary"):
-        (folder / name).mkdir(parents=True)
-    own = {"HOME": folder / "home", "TMPDIR": folder / "temporary", "PYTHONPATH": ROOT / "src", "OMP_NUM_THREADS": 1}
-    environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
-    with (folder / "log").open("wb") as log:
-        return subprocess.Popen([sys.executable, *words], cwd=folder / "work", env=environment, stderr=log)
-
-
-def wait_for_address(log: Path) -> str:
-    """The address that a scheduler writes to its log."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        for line in log.read_text().splitlines():
-            if "Scheduler at:" in line:
-                return line.split()[-1]
-        time.sleep(0.1)
-    raise TimeoutError(log.read_text())
-
-
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[str]:
-    """A scheduler and two workers without a common folder; none can open a file below ``tmp_path / "client"``."""
-    processes = []
-    try:
-        quiet = ["--host", "127.0.0.1", "--no-dashboard"]
-        words = ["-m", "distributed.cli.dask_scheduler", *quiet, "--port", "0"]
-        processes.append(start_host(tmp_path / "s", words))
-        address = wait_for_address(tmp_path / "s" / "log")
-        for name in ("a", "b"):
-            blind = tmp_path / f"{name}.py"
-            blind.write_text(BLIND.replace("HIDDEN", repr(str(tmp_path / "client"))))
-            words = ["-m", "distributed.cli.dask_worker", address, *quiet, "--nthreads", "1", "--no-nanny"]
-            words += ["--preload", str(blind), "--local-directory", "scratch"]
-            processes.append(start_host(tmp_path / name, words))
+    with start_two_hosts(tmp_path, hidden=tmp_path / "client") as address:
         yield address
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def test_two_hosts_without_a_common_folder(tmp_path: Path, two_hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:

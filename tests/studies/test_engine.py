@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from separate_hosts import start_two_hosts
 from unlazy.claims.scorecard import AFTER_DATA, caveats_text
-from unlazy.cli.studies import parse_seeds, parse_setting
+from unlazy.cli.app import app
+from unlazy.cli.studies import make_request, parse_seeds, parse_setting
 from unlazy.runtime import InputError
 from unlazy.studies.engine import Reproduction, measure_study, reproduce, select_cases
 from unlazy.studies.registry import load_study
@@ -378,3 +382,127 @@ def test_a_cluster_gives_the_same_table(toy: Path) -> None:
         found = run(toy, how=ExecutionOptions(cluster=cluster.scheduler_address))
     assert (found.folder / "table.csv").read_bytes() == alone
     assert len(log(toy)) == 12
+
+
+# --- sweeps --------------------------------------------------------------------------------------------------
+
+SWEPT = """
+import os
+from pathlib import Path
+
+import unlazy as ul
+
+def measure(case, work):
+    tried = Path(work.runs) / f"tried-{case.beta}-{case.seed}"
+    if case.beta == 10 and case.seed == 1 and not tried.exists():
+        tried.parent.mkdir(parents=True, exist_ok=True)
+        tried.touch()
+        raise ValueError("once is not enough")
+    if case.seed == case.broken:
+        raise ValueError("this seed is broken")
+    rows = ul.Rows()
+    rows.add("number", case.beta * 100 + case.seed)
+    rows.add("process", os.getpid())
+    return rows
+
+STUDY = ul.Study(
+    "swept", "ours", {"desk": {"beta": 4.0, "broken": -1}}, {"desk": 2}, measure=measure, varies={"arm": ("a", "b")},
+    claims=(ul.Claim("S1", says="x", where="y", paper="z", parts=[ul.Part("n", ul.Quantity("number"), above=0)]),),
+)
+"""
+
+
+def sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    """Exit code and messages of a sweep over seeds and betas from the command line."""
+    monkeypatch.chdir(folder)
+    call = ["reproduce", "swept.py", "--set", "seed=0..3", "--set", "beta=4,10,30", *words]
+    done = CliRunner().invoke(app, call)
+    return done.exit_code, done.output
+
+
+def read_numbers(folder: Path) -> dict[tuple[str, str, str], float]:
+    table = Table.read(folder / "results" / "swept" / "desk-by-beta" / "table.csv")
+    rows = [row for row in table.rows() if row["quantity"] == "number"]
+    return {(str(row["beta"]), str(row["arm"]), str(row["seed"])): float(row["value"]) for row in rows}
+
+
+EVERY = {
+    (beta, arm, str(seed)): float(beta) * 100 + seed for beta in ("4", "10", "30") for arm in "ab" for seed in range(4)
+}
+
+
+def test_a_sweep_lists_what_failed_tries_it_again_and_gives_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "swept.py").write_text(SWEPT)
+    code, said = sweep(tmp_path, monkeypatch, "--workers", "1")
+    assert code == 1
+    assert "failed: a-10-1: ValueError: once is not enough" in said
+    assert "1 cases failed; the same command tries them again" in said
+    assert len(read_numbers(tmp_path)) == 23
+    code, said = sweep(tmp_path, monkeypatch, "--workers", "1")
+    assert (code, "failed" in said) == (0, False)
+    assert read_numbers(tmp_path) == EVERY
+    assert "desk-by-beta/table.csv" in said
+    assert not (
+        tmp_path / "results" / "swept" / "desk"
+    ).exists()  # the table of the study's own settings is another one
+    assert not (tmp_path / "results" / "swept" / "desk-by-beta" / "results.json").exists()  # claims are about those
+
+
+def test_a_sweep_tries_again_at_once_if_asked_and_counts_what_it_does_not_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "swept.py").write_text(SWEPT)
+    code, said = sweep(tmp_path, monkeypatch, "--workers", "2", "--retries", "1")
+    assert code == 0
+    assert read_numbers(tmp_path) == EVERY
+    code, said = sweep(tmp_path, monkeypatch, "--workers", "1", "--set", "broken=0..1")
+    assert said.count("this seed is broken") == 10
+    assert "failed: 2 more" in said
+
+
+def test_a_sweep_over_hosts_without_a_common_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    home = tmp_path / "client"
+    home.mkdir()
+    (home / "swept.py").write_text(SWEPT)
+    with start_two_hosts(tmp_path, hidden=home) as address:
+        code, said = sweep(home, monkeypatch, "--cluster", address, "--retries", "2")
+    assert code == 0, said
+    assert read_numbers(home) == EVERY
+    table = Table.read(home / "results" / "swept" / "desk-by-beta" / "table.csv")
+    assert str(os.getpid()) not in {row["value"] for row in table.rows() if row["quantity"] == "process"}
+
+
+def test_stacks_of_members_are_cases_of_their_own() -> None:
+    """A hundred seeds of the circle study are one stack for every arm and beta, not a hundred tasks."""
+    made = make_request("circle", "smoke", Path("r"), Path("t"), None, ["seed=0..99", "beta=4,10"], "cpu", None)
+    assert made.changes == {"betas": (4.0, 10.0)}
+    assert all(len(case.members) >= 100 for case in made.cases)
+
+
+FIXED = """
+from dataclasses import dataclass
+
+import unlazy as ul
+
+@dataclass(frozen=True)
+class Place:
+    seed: int
+
+STUDY = ul.Study(
+    "fixed", "ours", {"desk": {"broken": -1}}, {"desk": 2}, measure=lambda case, work: ul.Rows(),
+    cases=lambda settings, seeds: [Place(seed) for seed in seeds],
+)
+"""
+
+
+def test_sweeps_that_cannot_be(toy: Path) -> None:
+    with pytest.raises(InputError, match=r"broken takes a value like -1, got 'x'"):
+        make_request(str(toy), "desk", Path("r"), Path("t"), None, ["broken=1,x"], "cpu", None)
+    fixed = toy.with_name("fixed.py")
+    fixed.write_text(FIXED)
+    made = make_request(str(fixed), "desk", Path("r"), Path("t"), None, ["broken=1,2"], "cpu", None)
+    with pytest.raises(InputError, match="cases that do not depend on broken"):
+        made.cases  # noqa: B018

@@ -103,7 +103,10 @@ def reproduce(
     scale: ScaleOption = "desk",
     seeds: SeedsOption = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting: seed=0..99, width=32; may be given again.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change a setting: seed=0..99, width=32; beta=4,10,30 sweeps over it. May be repeated."
+        ),
     ] = None,
     only: Annotated[str, typer.Option(help="Only cases that match, such as 'resnet-34,*' or 'author,pwc'.")] = "",
     workers: WorkersOption = 0,
@@ -160,7 +163,7 @@ def reproduce(
             print_rows(found.results["claims"])
             if request.own_file is not None:
                 print_parts(found.results["claims"])
-        typer.echo(f"\nresults: {found.folder}")
+        typer.echo(f"\ntable: {found.folder / 'table.csv'}" if request.sweep else f"\nresults: {found.folder}")
     if failed:
         raise typer.Exit(1)
 

@@ -21,6 +21,8 @@ from unlazy.studies.findings import FINDINGS_FILE, stamp_findings
 from unlazy.studies.request import ExecutionOptions, Request
 from unlazy.studies.table import Table
 
+MOST_LINES = 10  # of failed cases and the like
+
 
 def make_request(
     reference: str,
@@ -40,16 +42,22 @@ def make_request(
     request = Request(reference, scale, runs, results, device=device, data=data)
     present = request.study.settings(scale)
     known = {one.name: getattr(present, one.name) for one in fields(present)}
-    changes, chosen = {}, None if seeds is None else tuple(range(_check_seed_count(seeds)))
+    changes: dict[str, Any] = {}
+    sweep: dict[str, tuple[Any, ...]] = {}
+    chosen = None if seeds is None else tuple(range(_check_seed_count(seeds)))
     for entry in sets:
         name, _, text = entry.partition("=")
         require(bool(text), f"--set takes NAME=VALUE, such as seed=0..99 or width=32; got {entry!r}.")
         if name == "seed":
             require(seeds is None, f"--seeds {seeds} and --set {entry} both choose seeds; give one of them.")
             chosen = parse_seeds(text)
+        elif name not in known and isinstance(known.get(f"{name}s"), tuple):  # beta=4,10 where the setting is betas
+            changes[f"{name}s"] = parse_setting(text, known[f"{name}s"], name)
+        elif name in known and not isinstance(known[name], tuple) and ("," in text or _is_range(text)):
+            sweep[name] = parse_sweep(text, known[name], name)
         else:
             changes[name] = parse_setting(text, known.get(name), name)
-    return Request(reference, scale, runs, results, chosen, changes, device, data)
+    return Request(reference, scale, runs, results, chosen, changes, device, data, sweep)
 
 
 def _check_device(device: str) -> None:
@@ -105,6 +113,25 @@ def parse_setting(text: str, like: Any, name: str = "setting") -> Any:
     return value
 
 
+def _is_range(text: str) -> bool:
+    return re.fullmatch(r"-?\d+\.\.-?\d+", text) is not None
+
+
+def parse_sweep(text: str, like: Any, name: str = "setting") -> tuple[Any, ...]:
+    """Parse several values of a setting that takes one, such as ``4,10,30`` or ``2..5``.
+
+    >>> parse_sweep("4,10,30", 4.0), parse_sweep("2..4", 1)
+    ((4.0, 10.0, 30.0), (2, 3, 4))
+    """
+    found: list[Any] = []
+    for word in text.split(","):
+        first, _, last = word.partition("..") if _is_range(word) else (word, "", "")
+        words = [str(number) for number in range(int(first), int(last) + 1)] if last else [word]
+        found += [parse_setting(one, like, name) for one in words]
+    require(bool(found) and "" not in found, f"{name} takes values like {like!r}, separated by commas; got {text!r}.")
+    return tuple(dict.fromkeys(found))
+
+
 def run_study(request: Request, how: ExecutionOptions, *, measure: bool = True, judge: bool = True) -> Reproduction:
     """Run a study and print what failed. Without ``only``, measures nothing where the scale needs a GPU and none is chosen."""
     study = request.study
@@ -120,8 +147,12 @@ def run_study(request: Request, how: ExecutionOptions, *, measure: bool = True, 
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     for words, entries in (("failed", found.failed), ("left out", found.without_data), ("not drawn", found.not_drawn)):
-        for name, why in list(entries.items())[:10]:
+        for name, why in list(entries.items())[:MOST_LINES]:
             typer.echo(f"{words}: {name}: {why}", err=True)
+        if len(entries) > MOST_LINES:
+            typer.echo(f"{words}: {len(entries) - MOST_LINES} more", err=True)
+    if found.failed:
+        typer.echo(f"{len(found.failed)} cases failed; the same command tries them again, and no others.", err=True)
     if found.not_started:
         typer.echo(
             f"{len(found.not_started)} cases were not started for lack of time; run the same command again to continue.",

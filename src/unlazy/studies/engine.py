@@ -72,8 +72,12 @@ class Reproduction:
 def reproduce(
     request: Request, options: ExecutionOptions, *, progress: Progress, measure: bool = True, judge: bool = True
 ) -> Reproduction:
-    """Measure what is missing, write the table, judge and draw. Without ``measure``, judge the table in the results folder."""
+    """Measure what is missing, write the table, judge and draw. Without ``measure``, judge the table in the results folder.
+
+    A sweep is measured only: claims are declared for the study's own settings.
+    """
     _check_same_study(request)
+    judge = judge and not request.sweep
     outcome = measure_study(request, options, progress) if measure else Outcome()
     errors = {name: _describe_error(error) for name, error in outcome.failed.items()}
     without_data = {name: why for name, why in errors.items() if isinstance(outcome.failed[name], DataMissing)}
@@ -93,7 +97,7 @@ def reproduce(
             notes.append(f"{request.folder} had {before} measured cases and has {len(cases)} now.")
         table.write(request.folder / "table.csv")
         write_file(request.folder / "cases.json", (json.dumps(cases, indent=1) + "\n").encode())
-        names = [claim.id for claim in request.study.claims]
+        names = [] if request.sweep else [claim.id for claim in request.study.claims]
         RuleBook.read(request.folder / RULES_FILE).with_first_measurement(names, _now()).write()
     if not judge:
         return Reproduction({}, request.folder, failed, without_data, tuple(outcome.not_started))
@@ -163,7 +167,8 @@ def measure_study(request: Request, options: ExecutionOptions, progress: Progres
     study = request.study
     selected = select_cases(request, options.only)
     missing = {study.label(case): case for case in selected if read_saved_case(request, case) is None}
-    record_rules(request)
+    if not request.sweep:
+        record_rules(request)
     before = previous_seconds(request)
     tasks = [Task(name, (request, study.case_id(case)), before.get(name)) for name, case in missing.items()]
 

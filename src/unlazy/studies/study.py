@@ -135,8 +135,13 @@ class Study:
         return tuple(range(self.seeds[_check_scale(scale)]))
 
     def case_columns(self, case: Case) -> dict[str, str]:
-        """The columns of the table that identify a case within a scale, as texts."""
-        return {name: as_text(getattr(case, name)) for name in (*self.columns, "seed") if hasattr(case, name)}
+        """The columns of the table that identify a case within a scale, as texts: its fields, or those of its settings."""
+        found = {}
+        for name in (*self.columns, "seed"):
+            holder = case if hasattr(case, name) else getattr(case, "settings", None)
+            if hasattr(holder, name):
+                found[name] = as_text(getattr(holder, name))
+        return found
 
     def label(self, case: Case) -> str:
         """The name of a case in files and progress reports."""
