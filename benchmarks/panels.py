@@ -27,12 +27,14 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from unlazy import gram_file, runtime, tangent_kernel
+from unlazy import runtime
 from unlazy.bench.kernels import KEEP_FREED
 from unlazy.bench.tables import save_row
 from unlazy.bench.workloads import WORKLOADS
 from unlazy.kernels import gram as engine
 from unlazy.kernels.gram import Plan
+from unlazy.kernels.gram_on_disk import gram_file
+from unlazy.kernels.tangent import tangent_kernel
 from unlazy.kernels.tangent_engine import TangentKernel
 from unlazy.models.build import build
 from unlazy.models.spec import ImageSpec

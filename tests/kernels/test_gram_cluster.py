@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -16,12 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gram_cases import data, net
 from separate_hosts import start_two_hosts
 from unlazy import GramFile, gram_file, runtime, tangent_kernel
 from unlazy.kernels import gram_cluster
+from unlazy.kernels.gram import all_places
 from unlazy.runtime import InputError
 
 distributed = pytest.importorskip("distributed")
@@ -138,6 +143,26 @@ def test_a_folder_that_workers_do_not_share_is_an_error(
         gram_file(tmp_path / "k.zarr", net(), data(9), tile=4, client=here)
 
 
+@example(40, 8, True)
+@given(st.integers(1, 40), st.integers(1, 12), st.booleans())
+def test_a_queue_of_squares_gives_every_tile_once_and_few_samples_to_a_worker(
+    parts: int, workers: int, symmetric: bool
+) -> None:
+    places = all_places(parts, parts, 1, symmetric=symmetric)
+    queue = gram_cluster.TileQueue(gram_cluster.square_groups(places, workers))
+    taken: dict[str, list[tuple[int, int]]] = {str(worker): [] for worker in range(workers)}
+    turn = itertools.cycle(taken)
+    while (place := queue.take(worker := next(turn))) is not None:
+        taken[worker].append(place)
+    assert sorted(place for share in taken.values() for place in share) == sorted(places)
+    if parts == 40 and workers == 8 and symmetric:  # features made in all, against every worker making all
+        met = [len({part for place in share for part in place}) for share in taken.values()]
+        assert sum(met) <= 0.7 * workers * parts
+    queue.put_back((3, 4))
+    assert queue.take("another") == (3, 4)
+    assert queue.take("another") is None
+
+
 # --- two hosts -----------------------------------------------------------------------------------------------
 
 MINE = """
@@ -203,6 +228,11 @@ def test_a_worker_with_other_code_of_the_package_is_refused(
         gram_file(tmp_path / "k.zarr", net(), data(9), tile=4, client=here)
 
 
+def writers(receipts: list[Path]) -> set[str]:
+    """The processes that computed these tiles."""
+    return {json.loads(receipt.read_text())["by"] for receipt in receipts}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [1, 2], ids=["one of two workers", "both workers at once"])
 def test_killed_workers_cost_only_their_unfinished_tiles(
@@ -217,7 +247,7 @@ def test_killed_workers_cost_only_their_unfinished_tiles(
     ):
 
         def kill() -> None:
-            while len(receipts := list((path / "receipts").glob("[0-9]*.json"))) < 20:
+            while len(receipts := list((path / "receipts").glob("[0-9]*.json"))) < 20 or len(writers(receipts)) < 2:
                 time.sleep(0.01)
             written.update({receipt: receipt.stat().st_mtime_ns for receipt in receipts})
             for pid in list(client.run(os.getpid).values())[:victims]:

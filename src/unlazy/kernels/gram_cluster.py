@@ -7,6 +7,7 @@ them. The client releases the task at once, so a worker that dies later takes no
 
 from __future__ import annotations
 
+import math
 import pickle
 import site
 import sys
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 AHEAD = 2  # tasks at the cluster per thread of its workers
 PATIENCE = 60  # seconds for the first worker to join
+GROUPS = 2  # squares of tiles for every worker, so that all end at about the same time
 TRIES = 4  # of a tile whose workers die
 
 IMPORTABLE = "Code that the model imports must be importable there: install it on every worker."
@@ -94,23 +96,27 @@ def _compute(
 ) -> None:
     from distributed import as_completed
 
-    waiting, tries = deque(places), Counter[Place]()
-    running: dict[Future, Place] = {}
+    waiting, tries = TileQueue(square_groups(places, len(client.nthreads()))), Counter[Place]()
+    running: dict[Future, tuple[Place, str]] = {}
+    busy = Counter[str]()
     shared = _send_job(client, job)
     finished = as_completed()
 
     def submit() -> None:
-        """Send tiles until the cluster has ``AHEAD`` tasks a thread."""
-        while waiting and len(running) < AHEAD * max(1, sum(client.nthreads().values())):
-            place = waiting.popleft()
-            future = client.submit(compute_tile_on_worker, shared, address, place, pure=False)
-            running[future] = place
-            finished.add(future)
+        """Send tiles until every worker has ``AHEAD`` tasks a thread."""
+        for worker, threads in client.nthreads().items():
+            while busy[worker] < AHEAD * threads and (place := waiting.take(worker)) is not None:
+                near = {"workers": [worker], "allow_other_workers": True}
+                future = client.submit(compute_tile_on_worker, shared, address, place, pure=False, **near)
+                running[future] = place, worker
+                busy[worker] += 1
+                finished.add(future)
 
     submit()
     try:
         for future in finished:
-            place = running.pop(future)
+            place, worker = running.pop(future)
+            busy[worker] -= 1
             if future.status == "finished" and _store_result(future, file, place):
                 done()
             else:
@@ -122,11 +128,44 @@ def _compute(
                     raise UnlazyError(f"tile {place} was lost with its worker {TRIES} times; is its memory too small?")
                 if future.status != "error":  # the job itself may be lost with the last worker that held it
                     shared = _send_job(client, job)
-                waiting.append(place)
+                waiting.put_back(place)
             future.release()
             submit()
     finally:
         client.cancel(list(running))
+
+
+class TileQueue:
+    """Tiles that wait, in groups. A worker takes one group after the other; at the end it helps with the largest one left."""
+
+    def __init__(self, groups: Sequence[Sequence[Place]]) -> None:
+        self._free = deque(deque(group) for group in groups)
+        self._taken: dict[str, deque[Place]] = {}
+
+    def take(self, worker: str) -> Place | None:
+        """The next tile for a worker, or ``None``."""
+        if not self._taken.get(worker) and self._free:
+            self._taken[worker] = self._free.popleft()
+        if self._taken.get(worker):
+            return self._taken[worker].popleft()
+        largest = max(self._taken.values(), key=len, default=None)
+        return largest.pop() if largest else None
+
+    def put_back(self, place: Place) -> None:
+        """Let a tile wait again: its worker died."""
+        self._free.append(deque([place]))
+
+
+def square_groups(places: Sequence[Place], workers: int) -> list[list[Place]]:
+    """The tiles in square groups, several a worker: the tiles of a square need the features of few samples."""
+    bands = (
+        math.ceil(math.sqrt(2 * GROUPS * workers)) if workers > 1 else 1
+    )  # half of the squares of a symmetric matrix
+    side = -(-(1 + max((max(place) for place in places), default=0)) // bands)
+    groups: dict[Place, list[Place]] = {}
+    for place in places:
+        groups.setdefault((place[0] // side, place[1] // side), []).append(place)
+    return list(groups.values())
 
 
 def _store_result(future: Future, file: GramFile, place: Place) -> bool:
@@ -178,7 +217,7 @@ class PackedJob:
 
 def pack_job(job: GramJob) -> PackedJob:
     """The job with the code of classes that are not installed, so that a worker needs no copy of the user's files."""
-    import cloudpickle
+    import cloudpickle  # comes with Dask
 
     modules = _own_modules(job.model)
     for module in modules:
@@ -204,8 +243,10 @@ def _folder(module: ModuleType) -> Path:
 
 def _is_own(module: object) -> TypeGuard[ModuleType]:
     """Whether this is a module in a file of the user's, not an installed one, that a pickle can name."""
-    path = getattr(module, "__file__", None)
-    if not isinstance(module, ModuleType) or path is None or module.__name__ == "__main__":  # main goes by value anyway
+    if not isinstance(module, ModuleType) or module.__name__ == "__main__":  # that one is pickled by value anyway
+        return False
+    path: Any = getattr(module, "__file__", None)
+    if path is None:
         return False
     installed = [
         *site.getsitepackages(),
