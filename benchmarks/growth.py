@@ -2,7 +2,7 @@
 
 ``growth.py measure``: the trace kernel of networks like workload c (3 x 3 convolutions on 3 x 32 x 32, pool, dense 64), one thing
 varied at a time; processor seconds of one core for the features and for the pairs, beside the counted operations of each.
-``growth.py extrapolate``: operations of larger problems, at the rates that were measured at the base case, and their memory.
+``growth.py extrapolate``: operations of larger problems, at the rates that were measured at the largest n, and their memory.
 Both write results/bench/growth.json.
 """
 
@@ -184,7 +184,7 @@ def main() -> None:
                 print(row, flush=True)
         return
     rows = json.loads(FILE.read_text())["rows"]
-    wanted = {"kind": "measured", **asdict(BASE)}
+    wanted = {"kind": "measured", **asdict(BASE)} | {"n": max(size.n for size in VARIED)}
     (base,) = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
     rates = [base[f"{what}_operations"] / base[f"{what}_seconds"] for what in ("feature", "pair")]
     for problem in problems():

@@ -248,7 +248,7 @@ def _is_own(module: object) -> TypeGuard[ModuleType]:
     path: Any = getattr(module, "__file__", None)
     if path is None:
         return False
-    installed = [
+    installed: list[str | Path] = [
         *site.getsitepackages(),
         site.getusersitepackages(),
         sysconfig.get_path("stdlib"),
