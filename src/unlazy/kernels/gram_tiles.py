@@ -16,6 +16,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,18 +195,18 @@ class GramFile:
 
     def read_tile(self, place: Place) -> np.ndarray:
         """The block of a tile, with its checksum compared the first time; see :meth:`operator`."""
-        if place not in self._checked or not self._has_chunks(place):
-            if not self._is_complete(place):
-                if self.recompute is None:
-                    raise StoreError(f"{self.path}: tile {place} is damaged, its checksum does not match. {REPAIR}")
-                self.recompute(place)
-            self._checked.add(place)
-        try:
-            return np.asarray(self._array[self._slices(place)])
-        except ValueError as error:  # of the checksum that every chunk ends with
-            raise StoreError(
-                f"{self.path}: tile {place} was damaged while it was in use ({error}). {REPAIR}"
-            ) from error
+        if place in self._checked and self._has_chunks(place):
+            with suppress(ValueError):  # of the checksum that every chunk ends with: damaged since then
+                return self._read(place)
+        if not self._is_complete(place):
+            if self.recompute is None:
+                raise StoreError(f"{self.path}: tile {place} is damaged, its checksum does not match. {REPAIR}")
+            self.recompute(place)
+        self._checked.add(place)
+        return self._read(place)
+
+    def _read(self, at: Place) -> np.ndarray:
+        return np.asarray(self._array[self._slices(at)])
 
     def write(self, place: Place, block: Tensor, seconds: float, by: str | None = None) -> None:
         """Write a tile and its mirror image, then the receipt; each is on disk before the next begins.
@@ -281,7 +282,7 @@ class GramFile:
             return False
         for at, checksum in zip(self._chunk_places(place), receipt["checksums"].values(), strict=True):
             try:
-                values = np.asarray(self._array[self._slices(at)])
+                values = self._read(at)
             except (OSError, ValueError):  # a chunk of the wrong length, or with a flipped bit
                 return False
             if tile_checksum(values) != checksum:
