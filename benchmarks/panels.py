@@ -8,9 +8,10 @@ processor time, ratios of one run.
 (threads that share features, what ``devices=["cpu", "cpu"]`` does), *torch* (one worker, torch's own two threads) and *apart*
 (two processes that each make all features they meet, as workers of a cluster do). Seconds are wall time, each in a fresh
 process; ``others`` is the share of the machine that other processes took meanwhile. Aim, set before measuring: shared at least
-1.7 times one core at n = 4,000, in memory and on disk, with others below 0.05. Where others are above that, wall time says little:
-``critical_seconds`` is then what a quiet machine would take at least, the processor time of the slowest worker of every step added to
-that of the calling thread.
+1.7 times one core at n = 4,000, in memory and on disk, with others below 0.05.
+
+Where others are above that, wall time says little. ``critical_seconds`` is what a quiet machine would take at least: the processor
+time of the slowest worker of every step, added to that of the calling thread.
 """
 
 from __future__ import annotations

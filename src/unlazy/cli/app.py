@@ -111,7 +111,7 @@ def reproduce(
     only: Annotated[str, typer.Option(help="Only cases that match, such as 'resnet-34,*' or 'author,pwc'.")] = "",
     workers: WorkersOption = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    cluster: Annotated[str | None, typer.Option(help="A Dask scheduler, such as tcp://host:8786.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="A Dask scheduler, such as tls://host:8786. Trust it.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Start no case that would end after so many seconds.")] = None,
     retries: Annotated[int, typer.Option(help="How often a failed case is tried again.", min=0)] = 0,
     dry_run: Annotated[
