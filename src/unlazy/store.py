@@ -16,12 +16,14 @@ Nothing is pickled. The store knows no model: it keeps specs and files.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
 import json
 import os
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,11 +48,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = 1
+MOST_BYTES = 2**26  # of run.json and other files that are read whole
+Text, Nothing = str, type(None)
+HEADER: dict[str, Any] = {  # what run.json holds, and of which kind
+    "id": Text,
+    "recipe": dict,
+    "members": list,
+    "study": (Text, Nothing),
+    "scale": (Text, Nothing),
+    "provenance": dict,
+}
+MAY_HAVE: dict[str, Any] = {"config": (dict, Nothing), "data": (dict, Nothing), "kind": (Text, Nothing)}
 MOST_FOLDERS = 50_000  # searched for runs
 FILES = ("metrics.jsonl", "verdict.json", "labels.json", "status.json", "lock", "run.json")
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTES = 50, 60, 10_000
 INTERRUPTIONS = (KeyboardInterrupt, SystemExit)  # somebody stopped the training; nothing was wrong with it
 Tensors = Mapping[str, NDArray[Any]]
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_held_locks: set[int] = set()  # descriptors of the locks of this process
 
 
 # --- bytes ---------------------------------------------------------------------------------------
@@ -127,15 +142,41 @@ def _json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _read_json(path: Path) -> Any:
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a plain file; raises ``StoreError`` for pipes and devices, which could make the reader wait for ever."""
     try:
-        return json.loads(path.read_bytes())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StoreError(f"{path} cannot be read: it is not a plain file.")
+            return file.read()
     except FileNotFoundError:
-        raise StoreError(f"{path.parent} is not a run: it has no {path.name}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read as JSON ({error}); the run is damaged.") from error
+        raise
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def parse_json(raw: bytes) -> Any:
+    """The value of JSON; raises ``ValueError`` if it is none, too deep, or holds text that no terminal can show."""
+    try:
+        value = json.loads(raw)
+        if b"\\ud" in raw.lower():  # half of a character, written as an escape
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def _read_json(path: Path, most: int = MOST_BYTES) -> Any:
+    try:
+        raw = read_bytes(path)
+        if len(raw) > most:
+            raise StoreError(f"{path} has {len(raw)} bytes, more than any such file; the run is damaged.")
+        return parse_json(raw)
+    except FileNotFoundError:
+        raise StoreError(f"{path.parent} is not a run: it has no {path.name}.") from None
+    except ValueError as error:
+        raise StoreError(f"{path} cannot be read as JSON ({error}); the run is damaged.") from error
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -163,9 +204,15 @@ class Run:
         self.header: dict[str, Any] = _read_json(self.folder / "run.json")
         if not isinstance(self.header, dict) or self.header.get("format") != FORMAT:
             raise StoreError(f"{self.folder / 'run.json'} is not a run of format {FORMAT}; something else wrote it.")
-        missing = {"id", "recipe", "members", "study", "scale", "provenance"} - self.header.keys()
+        missing = HEADER.keys() - self.header.keys()
         if missing:
             raise StoreError(f"{self.folder / 'run.json'} is damaged: it lacks {', '.join(sorted(missing))}.")
+        wrong = [name for name, kinds in (HEADER | MAY_HAVE).items() if not isinstance(self.header.get(name), kinds)]
+        wrong += [] if wrong or all(isinstance(one, dict) for one in self.header["members"]) else ["members"]
+        if wrong:
+            raise StoreError(
+                f"{self.folder / 'run.json'} is damaged: {', '.join(wrong)} of another kind than expected."
+            )
 
     @property
     def id(self) -> str:
@@ -192,9 +239,9 @@ class Run:
     def labels(self) -> dict[str, Any]:
         """``{tags, notes}`` as people last wrote them; no tags and an empty note if labels.json is missing or damaged."""
         try:
-            found = json.loads((self.folder / "labels.json").read_bytes())
+            found = _read_json(self.folder / "labels.json")
             return {"tags": parse_tags(found["tags"]), "notes": parse_notes(found["notes"])}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (StoreError, ValueError, KeyError, TypeError):
             return {"tags": [], "notes": ""}
 
     def set_labels(self, *, tags: Iterable[str] | None = None, notes: str | None = None) -> dict[str, Any]:
@@ -231,7 +278,7 @@ class Run:
         except OSError as error:
             raise StoreError(f"{self.folder} could not be deleted: {error.strerror} ({error.filename}).") from error
         finally:
-            os.close(lock)
+            _release_lock(lock)
         left = sorted(self.folder.iterdir())
         if not left:
             self.folder.rmdir()
@@ -369,34 +416,52 @@ def parse_notes(notes: str) -> str:
 def read_lines(path: Path) -> list[Line]:
     """Parse ``metrics.jsonl``; ignores a last line without its newline, which is incomplete."""
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
     lines, offset = [], 0
     for number, raw in enumerate(text.split(b"\n")[:-1], 1):
         offset += len(raw) + 1
         try:
-            entry = json.loads(raw)
-            names = entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"]
-            lines.append(Line(*names, offset, entry.get("checksum")))
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise StoreError(f"{path}, line {number}, is damaged ({error!r}).") from error
+            lines.append(parse_line(raw, offset))
+        except ValueError as error:
+            raise StoreError(f"{path}, line {number}, is damaged ({error}).") from error
     return lines
+
+
+def parse_line(raw: bytes, end: int) -> Line:
+    """The measurement of one line that ends at this offset; raises ``ValueError`` if it is none."""
+    entry = parse_json(raw)
+    if not isinstance(entry, dict):
+        raise ValueError("it is not a mapping")
+    missing = {"step", "scalars", "arrays", "checkpoint"} - entry.keys()
+    if missing:
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    step, scalars, arrays, checkpoint = (entry[name] for name in ("step", "scalars", "arrays", "checkpoint"))
+    if type(step) is not int or not isinstance(scalars, dict) or not isinstance(arrays, dict):
+        raise ValueError("step, scalars or arrays are of another kind")
+    for name, values in scalars.items():
+        if type(values) is not list or not all(type(value) in (float, int, Nothing) for value in values):
+            raise ValueError(f"{name} is not a list of numbers")
+    names = [*arrays.values(), *(name for name in (checkpoint, entry.get("checksum")) if name is not None)]
+    if not all(isinstance(name, str) and "\0" not in name for name in names):
+        raise ValueError("the name of a file is not a text")
+    return Line(step, scalars, arrays, checkpoint, end, entry.get("checksum"))
 
 
 def _is_locked(path: Path) -> bool:
     """Whether a process holds the lock file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
         return True
+    except OSError:  # a file system without locks
+        return False
     finally:
         os.close(descriptor)
 
@@ -415,7 +480,33 @@ def _lock_or_raise(folder: Path) -> int:
                     f"{folder} is being written by another process. Wait for it, or choose another folder."
                 ) from None
             time.sleep(pause)  # a reader that asks for the state holds the lock for a moment
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in NO_LOCKS:
+                raise StoreError(
+                    f"the file system of {folder} cannot lock files, so two processes could write one run. Choose another "
+                    "folder, on a local disk for example."
+                ) from error
+            raise
+    _held_locks.add(descriptor)
     return descriptor
+
+
+def _release_lock(descriptor: int) -> None:
+    """Close a lock, unless a fork has closed it."""
+    if descriptor in _held_locks:
+        _held_locks.discard(descriptor)
+        os.close(descriptor)
+
+
+def _drop_locks() -> None:
+    """Close the copies of the locks that a fork has made, so that they are free when the writer dies and the child lives on."""
+    while _held_locks:
+        with suppress(OSError):
+            os.close(_held_locks.pop())
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 def run_folders(root: Path) -> Iterator[Path]:
@@ -474,7 +565,7 @@ class Writer:
             self._step = self.resumed[0] if self.resumed else 0
             self._set_status("running")
         except BaseException:
-            os.close(self._lock)
+            _release_lock(self._lock)
             raise
 
     def record(
@@ -527,7 +618,7 @@ class Writer:
         except StoreError:
             pass  # the first error is the one to report
         finally:
-            os.close(self._lock)
+            _release_lock(self._lock)
 
     def _set_status(self, state: str, error: str | None = None) -> None:
         write_file(self.folder / "status.json", _json_bytes({"state": state, "step": self._step, "error": error}))
@@ -577,12 +668,11 @@ class Writer:
 
     def _delete_unnamed_files(self, named: set[Path]) -> None:
         """Delete unfinished files, and arrays and checkpoints that no line names."""
-        for temporary in self.folder.rglob(".*.tmp"):
-            temporary.unlink()
-        for pattern in ("arrays/*/*.npy", "checkpoints/*.safetensors"):
-            for path in self.folder.glob(pattern):
-                if path not in named:
-                    path.unlink()
+        found = [*self.folder.rglob(".*.tmp"), *self.folder.glob("arrays/*/*.npy")]
+        for path in [*found, *self.folder.glob("checkpoints/*.safetensors")]:
+            ours = path.stem.isdigit() or path.suffix == ".tmp"
+            if path not in named and ours and path.parent.resolve().is_relative_to(self.folder.resolve()):
+                path.unlink()
 
 
 def _json_numbers(value: NDArray[Any]) -> list[float | None]:

@@ -1,14 +1,19 @@
 """Writing to a run folder: resuming, other people's folders, and two writers at once."""
 
+import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from store_runs import files, header, measure, small_run
-from unlazy import store
+from unlazy import Scope, store
 from unlazy.store import Run, StoreError, Writer, write_file
 
 # --- resuming ------------------------------------------------------------------------------------
@@ -205,3 +210,76 @@ def test_a_reader_that_looks_at_the_lock_does_not_turn_a_writer_away(tmp_path, m
             assert writer.resumed[0] == 2
     finally:
         os.close(reader)
+
+
+# --- locks, links and pipes ---------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_free_when_its_writer_died_although_a_child_lives_on(tmp_path: Path) -> None:
+    """A DataLoader's workers are forks; they must not keep the run of a dead training locked."""
+    program = f"""
+import os, sys, time
+from pathlib import Path
+from unlazy.store import Writer
+writer = Writer({str(tmp_path / "run")!r}, {header()!r})
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    child = int(done.stdout)
+    try:
+        os.kill(child, 0)  # it lives
+        assert Run(tmp_path / "run").status()["state"] == "interrupted"
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_leaves_the_lock_of_its_parent_alone(tmp_path: Path) -> None:
+    with Writer(tmp_path / "run", header()):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert Run(tmp_path / "run").status()["state"] == "running"
+
+
+@pytest.mark.parametrize("name", ["run.json", "status.json", "metrics.jsonl", "labels.json", "lock"])
+def test_a_pipe_in_place_of_a_file_does_not_make_readers_wait(tmp_path: Path, name: str) -> None:
+    with Writer(tmp_path / "run", header()) as writer:
+        writer.record(1, {"loss": np.array([1.0])})
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run" / name)
+    read = "run = Run(sys.argv[1]); run.status(); run.lines; run.labels"
+    program = f"import sys; from unlazy.store import Run, StoreError\ntry:\n    {read}\nexcept StoreError:\n    pass"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], timeout=30, check=True)
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(StoreError, match="cannot lock files"):
+        Writer(tmp_path / "run", header())
+
+
+def test_overwrite_deletes_nothing_through_links_and_nothing_of_others(tmp_path: Path) -> None:
+    net, x, y = torch.nn.Linear(3, 2), torch.randn(8, 3), torch.arange(8) % 2
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "00000000.npy").write_bytes(b"mine")
+    Scope(net, (x, y), tmp_path / "run").finish()
+    (tmp_path / "run" / "arrays" / "linked").symlink_to(elsewhere)
+    (tmp_path / "run" / "arrays" / "output" / "notes.npy").write_bytes(b"mine too")
+    Scope(net, (x, y), tmp_path / "run", overwrite=True).finish()
+    assert (elsewhere / "00000000.npy").read_bytes() == b"mine"
+    assert (tmp_path / "run" / "arrays" / "output" / "notes.npy").read_bytes() == b"mine too"
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(StoreError, match="leads through a link"):
+        Scope(net, (x, y), tmp_path / "link", overwrite=True)
+    assert Run(tmp_path / "run").status()["state"] == "finished"

@@ -71,6 +71,10 @@ class ScopeWriter(Writer):
             raise StoreError(
                 f"{self.folder} holds a run that no scope wrote, so it is not replaced. Choose another folder."
             )
+        if self.folder.resolve() != self.folder.absolute():
+            raise StoreError(
+                f"{self.folder} leads through a link and is not replaced. The run itself is {self.folder.resolve()}."
+            )
         for name in ("metrics.jsonl", "verdict.json", "status.json", "labels.json"):
             (self.folder / name).unlink(missing_ok=True)
         self._start(self._new_header)
