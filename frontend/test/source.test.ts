@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Library, paths, readLevels } from "../src/lib/library.ts";
-import { fromBase64, InlineSource, type Answer } from "../src/lib/source.ts";
+import { fromBase64, InlineSource, type Answer, pairAddress } from "../src/lib/source.ts";
 import { ago, short, stepName } from "../src/lib/format.ts";
 
 const base64 = (bytes: Uint8Array): string => Buffer.from(bytes).toString("base64");
@@ -30,7 +30,7 @@ test("a report answers the paths the server would be asked for", async () => {
   );
   const levels = await library.levels(paths.levels("a/b", "overlap", 4, 0, "all"));
   assert.deepEqual([levels.rows, levels.columns, levels.top, levels.signed, levels.clipped], [2, 3, 2.5, true, false]);
-  await assert.rejects(library.array(paths.array("a/b", "overlap", 5, 0)), /not in the report/);
+  await assert.rejects(library.array(paths.array("a/b", "overlap", 5, 0)), /not in this page/);
 });
 
 test("two panels that want the same bytes make one request", async () => {
@@ -87,4 +87,15 @@ test("keys are quoted as the addresses of a report are", () => {
   assert.equal(paths.run("50% of what?#1"), "/api/run/50%25%20of%20what%3F%231");
   assert.equal(paths.sampleMatch("a b/c", "d e/f'&"), "/api/sample-match/a%20b/c?other=d%20e%2Ff'%26");
   assert.equal(paths.array("ä~!*", "tangent", 4, 0), "/api/array/%C3%A4~!*/tangent/4?member=0");
+});
+
+test("a pair of runs of a site finds the answer of the pair that stands for it", () => {
+  const samples: Record<string, [string, string]> = { "a/b": ["a/b", "c"], c: ["a/b", "c"], "d e": ["d e", "d e"] };
+  assert.equal(pairAddress("/api/sample-match/c?other=a%2Fb", samples), "/api/sample-match/a/b?other=c");
+  assert.equal(
+    pairAddress("/api/kernel-samples/c/overlap?other=d%20e", samples),
+    "/api/kernel-samples/a/b/overlap?other=d%20e",
+  );
+  assert.equal(pairAddress("/api/array/c/x/0?member=0", samples), "/api/array/c/x/0?member=0");
+  assert.equal(pairAddress("/api/sample-match/new?other=c", samples), "/api/sample-match/new?other=c");
 });

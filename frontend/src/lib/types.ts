@@ -1,4 +1,4 @@
-// What the server answers, word for word (the Python side: unlazy/studio/payload.py).
+// What the server answers, word for word (the Python side: unlazy/studio/api.py and run_facts.py).
 
 export interface RunCard {
   key: string;
@@ -145,6 +145,7 @@ export interface RunInfo {
   notes?: string | null;
   broke_down?: boolean | null;
   phases?: Phase[] | null;
+  notice?: string | null; // what a static site leaves out
 }
 
 /** A block of numbers with its shape: float32 values, or bytes of a heat map with their scale. */
@@ -246,4 +247,5 @@ export interface Report {
   scenes?: { key: string; title: string; note: string; member: number }[];
   notice?: string | null;
   responses: Record<string, unknown>;
+  site?: { runs: Record<string, string>; samples: Record<string, [string, string]> }; // folder of every run, and two runs over its samples
 }

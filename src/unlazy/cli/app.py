@@ -429,6 +429,20 @@ def report(
 
 
 @app.command()
+def export(
+    runs: Annotated[Path | None, typer.Argument(help="Folder of runs (default: UNLAZY_RUNS, or ./runs).")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder of the site: a new one, or an earlier export.")
+    ] = Path("site"),
+    steps: Annotated[int, typer.Option(help="Largest number of steps of a run in the site.", min=2)] = 60,
+) -> None:
+    """Write all runs below a folder as a static site that any web server or GitHub Pages serves."""
+    from unlazy.cli.studio import export_command
+
+    export_command(runs or runs_folder(), out, steps)
+
+
+@app.command()
 def gram(
     model: Annotated[
         str, typer.Argument(help="A run folder, a JSON model spec, or mine:Net for Net in mine.py: its code runs.")

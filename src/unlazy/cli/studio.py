@@ -1,8 +1,9 @@
-"""``unlazy studio`` and ``unlazy report``: serves the page, or writes it as one file."""
+"""``unlazy studio``, ``unlazy report`` and ``unlazy export``: serves the page, or writes it as one file or as a static site."""
 
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -40,3 +41,16 @@ def report_command(names: list[str], out: Path, root: Path, steps: int) -> None:
     if notice:
         typer.echo(notice)
     typer.echo(f"page: {page.resolve()} ({page.stat().st_size / 1e6:.1f} MB); it opens without a server")
+
+
+def export_command(runs: Path, out: Path, steps: int) -> None:
+    """Write all runs below a folder as a static site."""
+    from unlazy.cli.progress import report_progress
+    from unlazy.studio.site import export_site
+
+    with report_progress() as report:
+        export = export_site(runs, out, most_steps=steps, progress=partial(report, "runs"))
+    for key, reason in export.broken:
+        typer.echo(f"left out: {key}: {reason}", err=True)
+    typer.echo(f"{export.runs} runs in {export.page.resolve()} ({export.size / 1e6:.1f} MB)")
+    typer.echo(f"look at it: python -m http.server --directory {out}; any web server or GitHub Pages serves the folder")

@@ -1,4 +1,4 @@
-"""The files of the built page, and the page as one file with everything inside."""
+"""The files of the built page: as one file with everything inside, or as files of a static site."""
 
 from __future__ import annotations
 
@@ -54,20 +54,50 @@ def script_json(value: Any) -> str:
 
 def single_file_page(title: str, content: dict[str, Any]) -> str:
     """The page as one HTML file with style, script and ``content`` inside; it makes no requests."""
+    page, script, style = _page_parts()
+    script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    styles = f"{inline_hash(style)} {CHART_STYLE}"
+    return _fill_page(
+        page,
+        title,
+        f"default-src 'none'; img-src data: blob:; style-src {styles}; script-src {inline_hash(script)}",
+        f"<style>{style}</style>",
+        f"{_content_element(content)}<script>{script}</script>",
+    )
+
+
+def site_page(content: dict[str, Any]) -> dict[str, bytes]:
+    """The files of a page with ``content`` inside that asks for further answers in files beside it."""
+    page, script, style = _page_parts()
+    policy = (
+        "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
+        f"style-src 'self' {CHART_STYLE}; script-src 'self'"
+    )
+    index = _fill_page(page, "unlazy runs", policy, STYLE, f"{_content_element(content)}{SCRIPT}")
+    return {"studio.js": script.encode(), "studio.css": style.encode(), "index.html": index.encode()}
+
+
+def _page_parts() -> tuple[str, str, str]:
+    """Page, script and style as they were built; raises ``StoreError`` where they were not."""
     parts = page_files()
     if not {"index.html", "studio.js", "studio.css"} <= parts.keys():
         raise StoreError("the page of the studio was not built; `make frontend` builds it.")
     page, script, style = (parts[name].decode() for name in ("index.html", "studio.js", "studio.css"))
     if any(page.count(mark) != 1 for mark in (SCRIPT, STYLE, POLICY)):
         raise StoreError("index.html of the studio is not the one this version of unlazy knows; build it again.")
-    script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    styles = f"{inline_hash(style)} {CHART_STYLE}"
-    policy = f"default-src 'none'; img-src data: blob:; style-src {styles}; script-src {inline_hash(script)}"
+    return page, script, style
+
+
+def _content_element(content: dict[str, Any]) -> str:
+    return f'<script type="application/json" id="unlazy-inline">{script_json(content)}</script>\n'
+
+
+def _fill_page(page: str, title: str, policy: str, style: str, script: str) -> str:
+    """The page with its title, content policy, style and script in their places."""
     inserts = {
         POLICY: f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        STYLE: f"<style>{style}</style>",
-        SCRIPT: f'<script type="application/json" id="unlazy-inline">{script_json(content)}</script>\n'
-        f"<script>{script}</script>",
+        STYLE: style,
+        SCRIPT: script,
     }
     marks = "|".join(re.escape(mark) for mark in inserts)
     page = re.sub(r"<title>.*?</title>", lambda _: f"<title>{escape(title)}</title>", page, count=1, flags=re.DOTALL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -146,15 +146,15 @@ def report_content(api: StudioApi, report: Report, most_steps: int = MOST_STEPS)
     """The JSON that is put into the page: the report and all answers by address."""
     require(most_steps >= 2, f"a report needs at least two steps, got {most_steps}.")
     reader = [api.run_index.open(scene.key) for scene in report.scenes]
-    members = [_shown_member(scene, run) for scene, run in zip(report.scenes, reader, strict=True)]
+    members = [shown_member(run, scene.member) for scene, run in zip(report.scenes, reader, strict=True)]
     facts = [run_facts(run) for run in reader]
-    maps = _choose_detail(facts, most_steps)
+    maps = choose_detail(facts, most_steps)
     responses: dict[str, Any] = {}
     left_out = Omissions(most_steps)
     for run, member, fact in zip(reader, members, facts, strict=True):
-        responses |= _run_responses(api, run, member, fact, maps, left_out)
+        responses |= run_responses(api, run, member, fact, maps, left_out, lambda kind, name, answer: _inline(answer))
     for first, second in permutations(zip(reader, facts, strict=True), 2):
-        responses |= _pair_responses(api, *first, *second)
+        responses |= pair_responses(api, *first, *second)
     cards = [api.run_index.card(run.key) | {"members": 1} for run in reader]
     responses["/api/runs"] = to_strict_json({"root": "", "runs": cards, "broken": []})
     responses["/api/claims"] = to_strict_json(list(report.claims))
@@ -181,38 +181,44 @@ def report_content(api: StudioApi, report: Report, most_steps: int = MOST_STEPS)
 
 @dataclass(frozen=True)
 class MapDetail:
-    """How heat maps are stored in a report: points per side, and whether their exact numbers are included."""
+    """How arrays are kept: points per side of heat maps, whether their exact numbers are included, bytes of other arrays."""
 
     side: int
     exact: bool
+    array_bytes: int = ARRAY_BYTES
 
 
-def _choose_detail(facts: Sequence[Mapping[str, Any]], most_steps: int) -> MapDetail:
-    """The finest detail that fits into ``MAP_BYTES`` and ``EXACT_BYTES``, for all heat maps of all runs."""
+def choose_detail(facts: Sequence[Mapping[str, Any]], most_steps: int, share: float = 1.0) -> MapDetail:
+    """The finest detail that fits into a share of ``MAP_BYTES`` and ``EXACT_BYTES``, for all heat maps of all runs."""
     pictures, numbers = 0, 0
     for fact in facts:
         steps = min(most_steps, len(fact["steps"]))
         pictures += steps * len(fact["maps"])
         numbers += steps * sum(int(np.prod(fact["arrays"][name]["shape"][1:])) for name in fact["maps"])
-    side = int(np.clip((MAP_BYTES / max(1, pictures)) ** 0.5, LEAST_SIDE, LARGEST_SIDE))
-    return MapDetail(side, exact=4 * numbers <= EXACT_BYTES)
+    side = int(np.clip((share * MAP_BYTES / max(1, pictures)) ** 0.5, LEAST_SIDE, LARGEST_SIDE))
+    return MapDetail(side, exact=4 * numbers <= share * EXACT_BYTES, array_bytes=int(share * ARRAY_BYTES))
 
 
-def _shown_member(scene: Scene, run: RunReader) -> int:
-    member = scene.member if scene.member is not None else run.scene_member or 0
+def shown_member(run: RunReader, wanted: int | None = None) -> int:
+    """The member of a run to keep: ``wanted``, else the one whose arrays are stored at more steps, else the first."""
+    member = wanted if wanted is not None else run.scene_member or 0
     require(0 <= member < run.members, f"{run.key} has {run.members} members; {member} is not one of them.")
     return member
 
 
-def _run_responses(
+def run_responses(
     api: StudioApi,
     run: RunReader,
     member: int,
     facts: dict[str, Any],
     maps: MapDetail,
     left_out: Omissions,
+    pack: Callable[[str, str, Answer], Any],
 ) -> dict[str, Any]:
-    """All answers about one member of one run, by the addresses that the page asks for."""
+    """All answers about one member of one run, by the addresses that the page asks for.
+
+    ``pack(kind, quantity, answer)``: the JSON that stands for an answer of bytes; a report inlines it, a site names a file.
+    """
     responses: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
     for name, fact in facts["arrays"].items():
@@ -220,20 +226,22 @@ def _run_responses(
         steps = [every[place] for place in even_indices(len(every), left_out.most_steps)]
         left_out.longest = max(left_out.longest, len(every))
         size = int(np.prod(fact["shape"][1:], dtype=np.int64)) * 4 * len(steps)
-        if name not in facts["maps"] and size > ARRAY_BYTES:
-            left_out.others.append(f"{run.title}: {name} is too large for a page of one file.")
+        if name not in facts["maps"] and size > maps.array_bytes:
+            left_out.others.append(f"{run.title}: {name} is too large for this page.")
             continue
         stored = []
         for step in steps:
             try:
                 if name in facts["maps"]:
                     answer = api.encode_heat_map(run, name, step, member, True, maps.side)
-                    responses[address("levels", run.key, name, step, member=0, scale="all")] = _inline_answer(answer)
+                    responses[address("levels", run.key, name, step, member=0, scale="all")] = pack(
+                        "levels", name, answer
+                    )
                     if answer.headers["X-Stride"] != "1":
                         left_out.others.append(f"Heat maps are averaged to at most {maps.side} points a side.")
                 if name not in facts["maps"] or maps.exact:
                     answer = api.answer(["array", *run.key.split("/"), name, str(step)], {"member": str(member)})
-                    responses[address("array", run.key, name, step, member=0)] = _inline_answer(answer)
+                    responses[address("array", run.key, name, step, member=0)] = pack("array", name, answer)
                 stored.append(step)
             except (StoreError, NotFound) as error:
                 left_out.others.append(f"{run.title}: {error}")
@@ -251,7 +259,7 @@ def _run_responses(
     return responses
 
 
-def _pair_responses(
+def pair_responses(
     api: StudioApi, run: RunReader, facts: Mapping[str, Any], other: RunReader, other_facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The answers that a comparison of two runs needs: matching samples, and kernels over the same samples."""
@@ -285,7 +293,7 @@ def _member_value(values: list[Any], member: int) -> list[Any]:
     return [values[member if member < len(values) else 0]] if values else [None]
 
 
-def _inline_answer(answer: Answer) -> dict[str, Any]:
+def _inline(answer: Answer) -> dict[str, Any]:
     """An answer as JSON: base64 of its body, and its headers."""
     return {"base64": _base64(answer.body), "headers": {"Content-Type": answer.media, **answer.headers}}
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unlazy.runtime import StoreError
+from unlazy.runtime import StoreError, short_hash
 from unlazy.studio.probe_set import inputs_of, probe_set_of
 from unlazy.studio.run_reader import RunReader
 
@@ -75,6 +76,20 @@ def match_samples(first: RunReader, second: RunReader) -> SampleMatch:
     )
 
 
+def sample_identity(reader: RunReader, maps: Sequence[str]) -> str:
+    """A hash of everything that decides a comparison of samples: two runs with one hash compare alike with any third."""
+    inputs = inputs_of(reader)
+    known = [
+        None
+        if inputs is None
+        else [list(inputs.shape), hashlib.sha256((inputs.astype(np.float32) + 0.0).tobytes()).hexdigest()],
+        probe_set_of(reader).n,
+        [[name, _kernel_size(reader, name)] for name in maps],
+        [repr(_SampleFacts.from_header(reader, name)) for name in ("probe_x", *maps)],
+    ]
+    return short_hash(known)
+
+
 def _matching_order(first: NDArray[np.float32], second: NDArray[np.float32]) -> list[int] | None:
     """The index in ``second`` of every row of ``first``, equal rows in turn; ``None`` unless both have the same rows."""
     if first.shape != second.shape:
@@ -135,7 +150,7 @@ class _SampleFacts:
     name: str
     fingerprint: str | None
     rows: tuple[int, ...]
-    batches: frozenset[str]  # fingerprints of samples that some measures were given instead of the data
+    batches: tuple[str, ...]  # fingerprints of samples that some measures were given instead of the data
 
     @classmethod
     def from_header(cls, reader: RunReader, quantity: str) -> _SampleFacts:
@@ -144,13 +159,13 @@ class _SampleFacts:
         data = data if isinstance(data, Mapping) else {}
         measures = recipe.get("measures") if isinstance(recipe, Mapping) else None
         named: list[Any] = measures if isinstance(measures, list) else []
-        batches = frozenset(str(one["batch"]) for one in named if isinstance(one, Mapping) and one.get("batch"))
+        batches = sorted({str(one["batch"]) for one in named if isinstance(one, Mapping) and one.get("batch")})
         fingerprint = data.get("fingerprint")
         return cls(
             str(data.get("name") or ""),
             str(fingerprint) if fingerprint else None,
             tuple(probe_set_of(reader).rows.get(quantity, ())),
-            batches,
+            tuple(batches),
         )
 
 
@@ -169,7 +184,7 @@ def _compare_fingerprints(first: _SampleFacts, second: _SampleFacts) -> KernelSa
             "The runs do not say on which samples they were measured. Unless these are the same, in the same order, this "
             "difference means nothing.",
         )
-    if not equal and not first.batches & second.batches:
+    if not equal and set(first.batches).isdisjoint(second.batches):
         return KernelSamples(
             False,
             "The two runs were measured on different data: inputs, targets or both differ, and the runs do not store "
