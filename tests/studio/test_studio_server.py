@@ -343,7 +343,9 @@ def test_a_run_appears_grows_and_ends_before_the_readers_eyes(tmp_path):
         with Writer(tmp_path / "new", header(members=1)) as writer:
             seen = await until(stream, lambda event: event[0] == "run")
             assert ("runs", {"count": 1}) in seen
+            card = seen[-1][1].pop("card")
             assert seen[-1][1] == {"key": "new", "state": "running", "step": 0, "live": True}
+            assert card == watcher.run_index.card("new")
             writer.record(3, {"loss": np.ones(1)}, {"overlap": kernel(3, 1, 0)})
             await until(stream, lambda event: event[1].get("step") == 3)
             writer.finish()

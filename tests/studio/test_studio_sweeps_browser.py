@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from browser import Browser, fits_width, wait_until
+import unlazy as ul
+from browser import Browser, fits_width, serve_studio, wait_until
 from studio_runs import header, kernel
-from unlazy.store import Writer
+from unlazy.store import Run, Writer
+from unlazy.studio.report import write_run_report
 
 pytestmark = pytest.mark.browser
 RATES = (0.001, 0.01, 0.1)
@@ -22,10 +25,10 @@ STEPS = (0, 3, 10, 30)
 CLASSES = np.array([2, 0, 1, 0, 2, 1, 0, 1])
 
 
-def verdict_of(word: str) -> dict[str, Any]:
+def verdict_of(word: str, gap: float = 0.7) -> dict[str, Any]:
     return {
         "label": word,
-        "gap": 0.7,
+        "gap": gap,
         "reasons": [],
         "evidence": [
             {"measure": "linearisation_error", "value": 0.6, "lazy_below": 0.1, "rich_above": 0.5, "says": "rich"}
@@ -49,11 +52,16 @@ def verdict_of(word: str) -> dict[str, Any]:
 
 
 def write_sweep(folder: Path) -> None:
-    """Runs of three rates and two seeds; the file verdict.json as a scope writes it."""
+    """Runs of three rates and two seeds, with the files that a scope writes."""
     for rate in RATES:
         for seed in (0, 1):
             name = f"rate-{rate}-seed-{seed}"
-            with Writer(folder / name, header(name, 1, recipe={"rate": rate, "seed": seed})) as writer:
+            known = {
+                "recipe": {"rate": rate, "seed": seed},
+                "config": {"lr": rate, "optimizer": "sgd"},
+                "provenance": {"started": "2026-01-01T00:00:00+00:00", "seed": seed},
+            }
+            with Writer(folder / name, header(name, 1, **known)) as writer:
                 for step in STEPS:
                     scalars = {
                         "loss": np.array([1 / (1 + rate * step * 100) + seed]),
@@ -62,7 +70,8 @@ def write_sweep(folder: Path) -> None:
                     once = {"probe_y": CLASSES[None]} if step == 0 else {}
                     writer.record(step, scalars, {"overlap": kernel(8, 1, step)} | once)
                 writer.finish()
-            (folder / name / "verdict.json").write_text(json.dumps(verdict_of(WORDS[rate])))
+            (folder / name / "verdict.json").write_text(json.dumps(verdict_of(WORDS[rate], 5 * rate)))
+            Run(folder / name).set_labels(tags=["baseline"] * (seed == 0))
 
 
 @pytest.fixture(scope="module")
@@ -82,22 +91,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def with_settings(route: Any) -> None:
-    """The list as a server answers that knows the settings of a run."""
-    answer = route.fetch()
-    listed = answer.json()
-    for card in listed["runs"]:
-        if found := re.match(r"rate-([\d.]+)-seed-(\d)", card["key"]):
-            card["config"] = {"lr": float(found[1]), "optimizer": "sgd"}
-            card |= {"seed": int(found[2]), "gap": float(found[1]) * 5, "tags": ["baseline"] * (found[2] == "0")}
-    route.fulfill(response=answer, json=listed)
-
-
 def open_page(browser: Browser, home: str, place: str, width: int = 1400, height: int = 900) -> Any:
-    page = browser.open("about:blank", width=width, height=height)
-    page.route("**/api/runs*", with_settings)
-    page.goto(f"{home}#/{place}")
-    return page
+    return browser.open(f"{home}#/{place}", width=width, height=height)
 
 
 @pytest.fixture
@@ -260,3 +255,81 @@ def test_verdict_step_and_loss_are_on_a_phone(quiet, home):
     wait_until(page, "document.querySelector('[data-testid=panel-overlay-loss]')")
     assert fits_width(page)
     page.close()
+
+
+def train(folder: Path, rate: float, until: int = 60, stop: BaseException | None = None) -> None:
+    """A training of one's own under a scope; ``stop`` is raised after the last step."""
+    torch.manual_seed(0)
+    x = torch.randn(24, 6)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    optimiser = torch.optim.SGD(net.parameters(), rate)
+    config = {"lr": rate, "width": 16}
+    with ul.Scope(net, (x, y), folder, config=config, tags=["own"], notes="mine", budget=1.0) as scope:
+        for step in range(1, until + 1):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimiser.step()
+            scope.step(step)
+        if stop is not None:
+            raise stop
+
+
+def test_runs_of_a_scope_bring_settings_labels_and_how_they_ended(quiet, tmp_path):
+    train(tmp_path / "good", 0.5)
+    train(tmp_path / "wild", 1e30)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "stopped", 0.1, stop=KeyboardInterrupt())
+    with serve_studio(tmp_path) as home:
+        page = open_page(quiet, home, "runs")
+        wait_until(page, "document.querySelectorAll('[data-testid=runs-row]').length === 3")
+        rows = {row.get_attribute("data-key"): row.inner_text() for row in page.get_by_test_id("runs-row").all()}
+        assert "broke down" in rows["wild"]
+        assert "interrupted" in rows["stopped"]
+        assert re.search("lazy|mixed|rich|cannot tell", rows["stopped"])
+        assert "own" in rows["good"]
+        page.get_by_test_id("runs-filter").fill("lr<0.2 state:interrupted tag:own")
+        wait_until(page, "document.querySelectorAll('[data-testid=runs-row]').length === 1")
+        page.goto(f"{home}#/run/stopped")
+        wait_until(page, "document.querySelector('[data-testid=panel-verdict]')")
+        assert "lr 0.1" in page.get_by_test_id("config").inner_text()
+        assert page.get_by_test_id("notes").inner_text() == "mine"
+        assert "interrupted" in page.locator(".head").inner_text()
+        page.goto(f"{home}#/run/wild")
+        wait_until(page, "/broke down/.test(document.querySelector('[data-testid=panel-verdict]')?.innerText ?? '')")
+        page.close()
+
+
+def test_a_run_that_goes_on_gets_its_verdict_without_a_reload(quiet, tmp_path):
+    with Writer(tmp_path / "live", header("live", 1)) as writer, serve_studio(tmp_path) as home:
+        writer.record(0, {"loss": np.array([2.0])}, {})
+        listed, run = open_page(quiet, home, "runs"), open_page(quiet, home, "run/live")
+        wait_until(listed, "document.querySelectorAll('[data-testid=runs-row]').length === 1")
+        wait_until(run, "document.querySelector('[data-testid=step]')")
+        assert run.get_by_test_id("panel-verdict").count() == 0
+        for word, step in (("lazy", 3), ("rich", 10)):
+            writer.record(step, {"loss": np.array([1 / step])}, {})
+            (tmp_path / "live" / "verdict.json").write_text(json.dumps(verdict_of(word)))
+            wait_until(listed, "document.querySelector('[data-testid=runs-row] .chip')?.innerText === argument", word)
+            wait_until(
+                run, "document.querySelector('[data-testid=panel-verdict] strong')?.innerText === argument", word
+            )
+            wait_until(run, "document.querySelector('[data-testid=step]').dataset.step === argument", str(step))
+        assert "0.1" in listed.get_by_test_id("runs-row").inner_text()
+        writer.finish()
+        wait_until(listed, "/finished/.test(document.querySelector('[data-testid=runs-row]').innerText)")
+        listed.close()
+        run.close()
+
+
+def test_a_report_shows_what_the_page_of_the_run_shows(quiet, home, root, tmp_path):
+    path, _ = write_run_report([root / "rate-0.1-seed-0"], tmp_path / "page.html")
+    pages = [open_page(quiet, home, "run/rate-0.1-seed-0"), quiet.open(path.as_uri(), height=900)]
+    shown = []
+    for page in pages:
+        wait_until(page, "document.querySelector('[data-testid=panel-verdict] svg') && window.__unlazy.ready")
+        panels = page.evaluate("[...document.querySelectorAll('[data-testid^=panel-]')].map(one => one.dataset.testid)")
+        parts = ("layers", "advice", "samples", "config", "step")
+        shown.append([panels, *(page.get_by_test_id(part).inner_text() for part in parts)])
+        page.close()
+    assert shown[0] == shown[1]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from unlazy.runtime import StoreError
+from unlazy.studio.answers import json_answer
 from unlazy.studio.run_index import RunIndex
 from unlazy.studio.run_reader import Stamp, stamp_of
 
@@ -104,12 +104,12 @@ class Watcher:
 
     def _run_event(self, key: str, state: str) -> dict[str, Any]:
         try:
-            step = self.run_index.card(key)["step"]
+            card = self.run_index.card(key)
         except StoreError:
-            step = None
-        return {"key": key, "state": state, "step": step, "live": state == "running"}
+            card = None
+        return {"key": key, "state": state, "step": card and card["step"], "live": state == "running", "card": card}
 
 
 def encode_event(kind: str, data: dict[str, Any]) -> bytes:
     """One server-sent event as bytes."""
-    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+    return f"event: {kind}\ndata: ".encode() + json_answer(data).body + b"\n\n"
