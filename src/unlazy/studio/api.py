@@ -215,7 +215,7 @@ class StudioApi:
     ) -> Answer:
         reader, quantity = self._parse_quantity_address(rest)
         member = _member_number(parameters)
-        key = (kind, reader.key, version_of(reader), len(reader.lines), quantity, member)
+        key = (kind, reader.key, version_of(reader), reader.measurements, quantity, member)
 
         def compute() -> Answer:
             with self._analysis_lock:

@@ -26,8 +26,8 @@ def saved_estimators(root: Path) -> list[str]:
 
     found = []
     for path in sorted([*root.glob("*.safetensors"), *root.glob("*/*.safetensors")]):
-        if not path.resolve().is_relative_to(root.resolve()):
-            continue  # a link to a file outside
+        if not path.resolve().is_relative_to(root.resolve()) or not path.is_file():
+            continue  # a link to a file outside, or a pipe
         try:
             with safe_open(str(path), framework="numpy") as file:
                 if "unlazy_estimator" in (file.metadata() or {}):

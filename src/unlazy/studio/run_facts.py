@@ -9,7 +9,7 @@ from unlazy.run_card import describe_run, read_verdict
 from unlazy.run_comparison import latest_scalars
 from unlazy.runtime import StoreError, short_hash
 from unlazy.studio.probe_set import ProbeSet, probe_set_of
-from unlazy.studio.run_reader import RunReader
+from unlazy.studio.run_reader import RunReader, even_indices
 
 MOST_CURVE_POINTS = 2000
 
@@ -21,7 +21,7 @@ def run_facts(reader: RunReader) -> dict[str, Any]:
     curves, thinned = _curves(reader)
     problems = [*reader.problems, *probe_set.problems, *problems]
     if thinned:
-        problems.append(f"Curves are thinned to every {thinned}-th of {len(reader.lines)} measurements.")
+        problems.append(f"Curves are thinned to {thinned:,} of {reader.measurements:,} measurements.")
     if not reader.lines:
         problems.append("Nothing has been measured yet.")
     if status["state"] == "failed":
@@ -54,7 +54,7 @@ def version_of(reader: RunReader) -> str:
     """A hash that changes when stored arrays may have changed: a new run in the folder, or the end of this run."""
     provenance = reader.header.get("provenance")
     started = provenance.get("started") if isinstance(provenance, Mapping) else None
-    measurements = len(reader.lines) if reader.is_finished else None
+    measurements = reader.measurements if reader.is_finished else None
     return short_hash([reader.run.id, started, reader.status["state"], measurements])
 
 
@@ -87,18 +87,19 @@ def _map_order(name: str) -> tuple[int, str]:
 
 
 def _curves(reader: RunReader) -> tuple[dict[str, Any], int]:
-    """Steps and values of every scalar, and the stride if they were thinned (0: not thinned)."""
-    stride = -(-len(reader.lines) // MOST_CURVE_POINTS)
-    shown = reader.lines[::stride] if stride > 1 else reader.lines
-    if stride > 1 and shown[-1] is not reader.lines[-1]:
-        shown = [*shown, reader.lines[-1]]
+    """Steps and values of every scalar, and the number of points of the longest curve if it was thinned (0: not thinned)."""
     curves: dict[str, Any] = {}
-    for line in shown:
+    for line in reader.lines:
         for name, values in line.scalars.items():
             curve = curves.setdefault(name, {"steps": [], "values": []})
             curve["steps"].append(line.step)
             curve["values"].append(values if isinstance(values, list) else [values])
-    return curves, stride if stride > 1 else 0
+    longest = max((len(curve["steps"]) for curve in curves.values()), default=0)
+    for curve in curves.values():
+        kept = even_indices(len(curve["steps"]), MOST_CURVE_POINTS)
+        curve |= {name: [points[index] for index in kept] for name, points in curve.items()}
+    thinned = longest > MOST_CURVE_POINTS or reader.measurements > len(reader.lines)
+    return curves, min(longest, MOST_CURVE_POINTS) if thinned else 0
 
 
 def _steps_per_epoch(reader: RunReader, probe_set: ProbeSet) -> int | None:

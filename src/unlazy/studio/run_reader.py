@@ -27,20 +27,23 @@ PLAIN_HEADER = re.compile(
 )
 SCENE = "scene_"  # prefix of arrays of one member at more steps, as the circle study stores them
 MOST_STEPS = 60  # of a quantity, in what is computed for the page
+MOST_LINES = 50_000  # measurements that are all parsed; of a longer file some, and all that name arrays
+NO_ARRAYS = re.compile(rb'"arrays": ?\{\}')
 
 
 def check_inside(path: Path, root: Path) -> Path:
-    """Return ``path``; raise ``StoreError`` if a link leads out of ``root``."""
+    """Return ``path``; raise ``StoreError`` if a link leads out of ``root``, or if it is a pipe or a device."""
     if not path.resolve().is_relative_to(root):
         raise StoreError(f"{path.name} is a link that leaves the folder of runs; it is not followed.")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path.name} is a folder, a pipe or a device; a file was expected, and it is not opened.")
     return path
 
 
 def check_files(folder: Path, root: Path) -> None:
-    """Raise ``StoreError`` if one of the files that describe a run is a link out of ``root``."""
-    for name in WATCHED:
-        if (folder / name).is_symlink():
-            check_inside(folder / name, root)
+    """Raise ``StoreError`` if one of the files that describe a run is no plain file, or a link out of ``root``."""
+    for name in (*WATCHED, "lock"):
+        check_inside(folder / name, root)
 
 
 def stamp_of(folder: Path) -> Stamp:
@@ -147,8 +150,9 @@ class RunReader:
         self.header = self.run.header
         self.problems: list[str] = []
         self.cache: dict[Hashable, Any] = {}  # results computed from the run as it is now
-        lines = self._read_lines(before)
+        lines, left_out = self._read_lines(before)
         self.lines = [line for line in lines if _is_well_formed(line)]
+        self.measurements = len(self.lines) + left_out  # of a long run, ``lines`` holds some only
         if len(self.lines) < len(lines):
             self.problems.append(f"{len(lines) - len(self.lines)} measurements are damaged and left out.")
         self.by_step: dict[str, dict[int, str]] = {}
@@ -181,21 +185,39 @@ class RunReader:
         """Whether the run has ended normally."""
         return bool(self.status["state"] == "finished")
 
-    def _read_lines(self, before: RunReader | None) -> list[Line]:
-        """All complete measurements. Those of ``before`` are not parsed again; damaged ones go to ``problems``."""
+    def _read_lines(self, before: RunReader | None) -> tuple[list[Line], int]:
+        """Complete measurements, and how many of a long file were left out.
+
+        Those of ``before`` are not parsed again; damaged ones go to ``problems``.
+        """
         path = self.folder / "metrics.jsonl"
         if before is not None and before.lines and not before.problems and before.header == self.header:
-            grown = _append_new_lines(path, before.lines)
+            grown = _append_new_lines(path, before.lines) if len(before.lines) <= 2 * MOST_LINES else None
             if grown is not None:
-                return grown
+                return grown, before.measurements - len(before.lines)
         try:
-            return read_lines(path)
+            count = _count_lines(path)
+            return (read_lines(path), 0) if count <= MOST_LINES else self._read_some_lines(path, count)
         except StoreError as error:
             self.problems.append(str(error))
         except OSError as error:
             self.problems.append(f"{path.name} cannot be read ({error.strerror}).")
-            return []
-        return _readable_lines(path.read_bytes(), 0)
+            return [], 0
+        return _readable_lines(path.read_bytes(), 0), 0
+
+    def _read_some_lines(self, path: Path, count: int) -> tuple[list[Line], int]:
+        """Evenly chosen measurements of a long file, all that name arrays, and the last two; and the number of the others."""
+        stride, lines, damaged, offset = -(-count // MOST_LINES), [], 0, 0
+        with path.open("rb") as file:
+            for number, raw in zip(range(count), file, strict=False):
+                if number % stride == 0 or number >= count - 2 or not NO_ARRAYS.search(raw):
+                    found = _readable_lines(raw, offset)
+                    damaged += not found
+                    lines += found
+                offset += len(raw)
+        if damaged:
+            self.problems.append(f"{damaged} measurements are damaged and left out.")
+        return lines, count - len(lines)
 
     # --- arrays ---
 
@@ -295,6 +317,15 @@ def _readable_lines(data: bytes, offset: int) -> list[Line]:
         except (ValueError, KeyError, TypeError):
             continue
     return lines
+
+
+def _count_lines(path: Path) -> int:
+    """The number of complete lines of a file; 0 if there is none."""
+    try:
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except FileNotFoundError:
+        return 0
 
 
 def _append_new_lines(path: Path, known: list[Line]) -> list[Line] | None:

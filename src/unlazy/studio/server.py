@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -28,6 +29,7 @@ from unlazy.studio.playground_child import PlaySettings
 from unlazy.studio.run_index import RunIndex
 
 MOST_POSTED = 4096  # bytes
+REQUEST_SECONDS = 10  # within which a request must have arrived
 FOR_EVER = "private, max-age=31536000, immutable"
 log = logging.getLogger("unlazy.studio")
 
@@ -204,11 +206,14 @@ async def _stop_play(playground: Playground, request: Any) -> Any:
 
 async def _read_settings(request: Any) -> Any:
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        require(len(body) <= MOST_POSTED, f"settings may hold {MOST_POSTED} bytes.")
     try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                require(len(body) <= MOST_POSTED, f"settings may hold {MOST_POSTED} bytes.")
         return json.loads(body)
+    except TimeoutError as error:
+        raise InputError(f"settings did not arrive within {REQUEST_SECONDS} seconds.") from error
     except ValueError as error:
         raise InputError(f"settings are not JSON ({error}).") from error
 
@@ -227,6 +232,9 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # connections inherit it: small answers are not held back
     try:
         sock.bind((host, port))
         sock.listen(128)
@@ -242,6 +250,42 @@ def address_of(host: str, sock: socket.socket, token: str | None) -> str:
     name = "127.0.0.1" if host in EVERYWHERE else host
     shown = f"[{name}]" if ":" in name else name
     return f"http://{shown}:{sock.getsockname()[1]}/" + (f"?token={token}" if token else "")
+
+
+def timed_protocol() -> type[asyncio.Protocol]:
+    """uvicorn's protocol, with a limit: a connection whose request does not arrive in time is closed.
+
+    uvicorn itself limits idle connections only, so that a visitor who sends a header a minute would hold one for ever.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """Starts a clock with the connection and with every further request; stops it while a request is answered."""
+
+        clock: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            """Start the clock."""
+            super().connection_made(transport)
+            self.clock = self.loop.call_later(REQUEST_SECONDS, transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            """Pass the data on; start the clock if a request has begun, stop it if its header has arrived."""
+            super().data_received(data)
+            answering = self.cycle is not None and not self.cycle.response_complete
+            if self.clock is not None and answering:
+                self.clock.cancel()
+                self.clock = None
+            elif self.clock is None and not answering:
+                self.clock = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Stop the clock."""
+            if self.clock is not None:
+                self.clock.cancel()
+            super().connection_lost(exc)
+
+    return TimedProtocol
 
 
 def serve(
@@ -274,6 +318,7 @@ def serve(
         log_level="critical",  # errors in answers are logged here; a closed page is no error
         access_log=False,
         server_header=False,
+        http=timed_protocol(),
         timeout_graceful_shutdown=2,
         lifespan="on",
         ws="none",
