@@ -98,7 +98,7 @@ def test_never_satisfies_nothing_by_itself() -> None:
 
 def test_a_number_that_is_missing_is_no_time_that_was_never_reached() -> None:
     row = {"value": None, "interval": [None, None], "unit": "epochs", "seeds": 5, "missing": 0}
-    assert number_text(row) == "never [never, never] epochs"
+    assert number_text(row) == "never reached"
     assert number_text(row | {"missing": 5}) == "– [–, –] epochs"
 
 

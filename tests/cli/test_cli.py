@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -289,6 +290,20 @@ def test_claims_have_one_line_each_and_their_parts_on_request(unlazy_main):
     (row,) = json.loads(unlazy_main("claims", "C29", "--json", "--results", ROOT / "results")[1])
     assert row["id"] == "C29"
     assert_one_clear_line(unlazy_main("claims", "C99", "--results", ROOT / "results"), "no claim C99")
+    assert "never [never" not in out
+    assert "never reached" in out
+
+
+def test_claims_of_a_folder_of_ones_own_name_a_claim_that_is_there_and_the_shipped_results(
+    unlazy_main, tmp_path, monkeypatch
+):
+    shutil.copytree(ROOT / "results" / "swap", tmp_path / "results" / "swap")
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = unlazy_main("claims")
+    (named,) = re.findall(r"`unlazy claims (\w+)` shows", out)
+    assert unlazy_main("claims", named)[0] == 0
+    assert f"The shipped results are in {ROOT / 'results'}" in out
+    assert_one_clear_line(unlazy_main("claims", "C29"), "--results shows them")
 
 
 def test_claims_need_no_torch():

@@ -166,7 +166,11 @@ def test_page_asks_for_nothing_but_itself(page: str) -> None:
 
 def test_page_carries_the_scenes(page: str, smoke) -> None:
     content = json.loads(re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.S)[1])
-    scene = next(scene for scene in content["scenes"] if scene["title"].startswith("author: DLGN"))
+    scene = next(scene for scene in content["scenes"] if scene["title"] == "Gated network")
+    assert len({scene["title"] for scene in content["scenes"]}) == len(content["scenes"])
+    for shown in content["scenes"]:
+        assert not re.search("author|pilot|experts|DLGN|beta", shown["title"])
+        assert len(shown["meaning"]) > 40
     run = smoke[2].runs["author", "pwc"]
     steps = run.array_steps("scene_output")
     facts = content["responses"][f"/api/run/{scene['key']}"]

@@ -68,7 +68,7 @@ def write_sweep(folder: Path) -> None:
                         "linearisation_error": np.array([rate]),
                     }
                     once = {"probe_y": CLASSES[None]} if step == 0 else {}
-                    writer.record(step, scalars, {"overlap": kernel(8, 1, step)} | once)
+                    writer.record(step, scalars, {"overlap": np.float32(rate) * kernel(8, 1, step)} | once)
                 writer.finish()
             (folder / name / "verdict.json").write_text(json.dumps(verdict_of(WORDS[rate], 5 * rate)))
             Run(folder / name).set_labels(tags=["baseline"] * (seed == 0))
@@ -333,3 +333,45 @@ def test_a_report_shows_what_the_page_of_the_run_shows(quiet, home, root, tmp_pa
         shown.append([panels, *(page.get_by_test_id(part).inner_text() for part in parts)])
         page.close()
     assert shown[0] == shown[1]
+
+
+def test_the_best_of_the_runs_shown_is_bold_and_missing_numbers_stand_in_line(quiet, home):
+    page = open_page(quiet, home, "runs")
+    wait_until(page, "document.querySelectorAll('[data-testid=runs-row]').length === 8")
+    best = page.evaluate(
+        "[...document.querySelectorAll('.best')].map(one => one.closest('[data-testid=runs-row]').dataset.key)"
+    )
+    assert best == ["rate-0.1-seed-0"]
+    aligned = (
+        "[...document.querySelectorAll('[data-testid=runs-row] .gap')].map(one => getComputedStyle(one).textAlign)"
+    )
+    assert set(page.evaluate(aligned)) == {"right"}
+    page.get_by_test_id("runs-filter").fill("lr<0.1")
+    wait_until(page, "document.querySelector('.best')?.closest('[data-key]').dataset.key === 'rate-0.01-seed-0'")
+    page.close()
+
+
+def test_two_runs_show_what_differs_and_one_scale(quiet, home):
+    page = open_page(quiet, home, "compare/rate-0.1-seed-0/rate-0.01-seed-0")
+    wait_until(page, "document.querySelectorAll('[data-testid=differing]').length === 2")
+    assert [one.inner_text() for one in page.get_by_test_id("differing").all()] == ["lr 0.1", "lr 0.01"]
+    ends = "['a', 'b'].map(one => document.querySelector(`[data-testid=panel-overlap-${one}] .bar p`)?.innerText)"
+    wait_until(page, f"{ends}.every(Boolean)")
+    first, second = page.evaluate(ends)
+    assert first == second
+    assert "mean diagonals" in page.get_by_test_id("panel-overlap-a").inner_text()
+    page.close()
+
+
+def test_curves_of_a_layer_are_drawn_over_each_other(quiet, tmp_path):
+    for name in ("one", "two"):
+        with Writer(tmp_path / name, header(name, 1)) as writer:
+            for step in STEPS:
+                writer.record(step, {f"alignment@layer{i}": np.array([i + step]) for i in range(3)}, {})
+            writer.finish()
+    with serve_studio(tmp_path) as home:
+        page = open_page(quiet, home, "overlay?select=one|two")
+        page.get_by_test_id("layer").select_option("layer2")
+        panel = "document.querySelector('[data-testid=\"panel-overlay-alignment@layer2\"]')"
+        wait_until(page, f"{panel}?.querySelectorAll('g[aria-label=line] path').length === 2")
+        page.close()

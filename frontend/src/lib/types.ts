@@ -112,6 +112,7 @@ export interface Verdict {
   when?: Record<string, number | null>; // the first measured step beyond the lazy border: the network, and each measure
   when_after?: Record<string, number | null>; // the last measured step before that
   words?: VerdictWords; // absent in older runs
+  advice?: string[]; // every sentence; of a rich network `words.advice` is a hint alone
   gap?: number | null;
   phases?: Phase[];
   twin?: { gap?: Record<string, number | null> } | null;
@@ -244,7 +245,7 @@ export interface Report {
   figures?: { id: string; title: string; caption: string; png: string }[];
   claims?: ClaimRow[];
   provenance?: Record<string, unknown>;
-  scenes?: { key: string; title: string; note: string; member: number }[];
+  scenes?: { key: string; title: string; note: string; meaning?: string; member: number }[];
   notice?: string | null;
   responses: Record<string, unknown>;
   site?: { runs: Record<string, string>; samples: Record<string, [string, string]> }; // folder of every run, and two runs over its samples

@@ -96,4 +96,5 @@ export const adviceOf = (verdict: Verdict): string[] =>
   (verdict.words?.advice ?? "")
     .split("\n")
     .map((text) => text.trim())
-    .filter((text) => text && text !== "What to do:");
+    .filter((text) => text && text !== "What to do:")
+    .map((text) => (verdict.advice?.length ? text.replace(/ verdict\.advice says .*$/, "") : text));

@@ -27,9 +27,14 @@ AFTER_DATA = "rule written after a first measurement"
 
 def results_folder() -> Path:
     """``results`` in the current folder, else the copy shipped with the package, else that of the checkout."""
+    own, shipped = Path("results"), shipped_results()
+    return own if own.is_dir() or shipped is None else shipped
+
+
+def shipped_results() -> Path | None:
+    """The results that came with the package or lie in its checkout; ``None`` if there are none."""
     package = Path(__file__).parent.parent
-    places = (Path("results"), package / "results", package.parent.parent / "results")
-    return next((place for place in places if place.is_dir()), places[0])
+    return next((place / "results" for place in (package, package.parent.parent) if (place / "results").is_dir()), None)
 
 
 def load_results(folder: Path) -> list[dict[str, Any]]:
@@ -79,10 +84,14 @@ def number_text(shown: Mapping[str, Any]) -> str:
 
     >>> number_text({"value": 7, "interval": [6, None], "unit": "epochs", "seeds": 5})
     '7 [6, never] epochs'
+    >>> number_text({"value": None, "interval": [None, None], "unit": "times", "seeds": 5})
+    'never reached'
     """
     measured = shown["seeds"] > shown.get("missing", 0)
     gap = "never" if measured else "–"  # JSON has no infinity: of a measured part, a number that is not there is one
     numbers = (shown["value"], *shown["interval"])
+    if measured and all(number is None for number in numbers):
+        return "never reached"
     middle, low, high = (gap if number is None else three_digits(number) for number in numbers)
     return f"{middle} [{low}, {high}] {shown['unit'] or ''}".strip()
 

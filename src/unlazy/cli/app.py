@@ -194,25 +194,31 @@ def claims(
     ] = None,
 ) -> None:
     """Print the scorecard: every claim of the papers, the paper's number, ours, and two verdicts."""
-    from unlazy.claims.scorecard import AFTER_DATA, load_results, results_folder, scorecard
+    from unlazy.claims.scorecard import AFTER_DATA, load_results, results_folder, scorecard, shipped_results
     from unlazy.cli.studies import print_parts, print_rows, print_summaries
 
     folder = results or results_folder()
     require(folder.is_dir(), f"{folder} is not a folder of results; `unlazy reproduce` writes one.")
     rows = scorecard(load_results(folder))
     require(as_json or bool(rows), f"{folder} holds no judged claim; `unlazy reproduce` writes them.")
+    shipped = shipped_results()
+    others = shipped if results is None and shipped is not None and shipped.resolve() != folder.resolve() else None
+    elsewhere = f" The shipped results are in {others}; --results shows them." if others else ""
     unknown = sorted(set(names or ()) - {row["id"] for row in rows})
-    require(not unknown, f"there is no claim {', '.join(unknown)} in {folder}; `unlazy claims` lists all.")
+    require(not unknown, f"there is no claim {', '.join(unknown)} in {folder}; `unlazy claims` lists all.{elsewhere}")
     chosen = [row for row in rows if not names or row["id"] in names]
     print_rows(chosen, as_json=as_json, one_line=not names)
     if names and not as_json:
         print_parts(chosen, shows=False)
     elif not as_json:
         print_summaries(rows)
+        example = next((row["id"] for row in rows if len(row["parts"]) > 1), rows[0]["id"])
         typer.echo(
-            f"\nfrom {folder}; the number of a claim is that of its first part; `unlazy claims C29` shows all its parts"
+            f"\nfrom {folder}; the number of a claim is that of its first part; `unlazy claims {example}` shows all its parts"
         )
         typer.echo(f"†: {AFTER_DATA}, or findings stale")
+        if elsewhere:
+            typer.echo(elsewhere.strip())
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON.")]

@@ -101,7 +101,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; ``words`` holds the sentences, so that page and command line say the same."""
-        plain = json.loads(json.dumps(asdict(self) | {"words": self.words()}))
+        plain = json.loads(json.dumps(asdict(self) | {"words": self.words(), "advice": self.advice}))
         for name in ("loss", "twin_loss"):
             if plain["twin"] is not None and math.isnan(plain["twin"][name]):
                 plain["twin"][name] = None
@@ -310,7 +310,8 @@ def _reasons_for_no_verdict(summary: TrainingSummary) -> list[str]:
                 )
             else:
                 reasons.append(
-                    f"The loss hardly fell (from {first:.3g} to {lowest:.3g} at best): nothing was learned yet."
+                    f"The loss hardly fell (from {first:.3g} to {lowest:.3g} at best): nothing was learned yet. "
+                    "Try more steps or another learning rate."
                 )
     return reasons
 

@@ -38,12 +38,13 @@ LEAST_SIDE = 64
 
 @dataclass(frozen=True)
 class Scene:
-    """A run in the report: its key, title, member, and a note that says what to watch for."""
+    """A run in the report: its key, title, member, a note that says what to watch for, and what kind of network it is."""
 
     key: str
     title: str | None = None
     note: str = ""
     member: int | None = None
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,20 +117,20 @@ def write_study_report(
     *,
     title: str,
     lead: str,
-    scenes: Sequence[tuple[Path, str, str, int]],
+    scenes: Sequence[tuple[Path, str, str, str, int]],
     story: tuple[tuple[str, str], ...],
 ) -> None:
     """Write a measured study as one page: some of its runs, a story, its figures and its judged claims.
 
-    ``scenes``: run folder, title, note and member of every run to show. ``story``: title and text of every paragraph.
+    ``scenes``: run folder, title, meaning, note and member of every run to show. ``story``: title and text of every paragraph.
     """
     results = json.loads((request.folder / "results.json").read_text())
     report = Report(
         title=title,
         lead=lead,
         scenes=tuple(
-            Scene(folder.relative_to(request.runs).as_posix(), name, note, member)
-            for folder, name, note, member in scenes
+            Scene(folder.relative_to(request.runs).as_posix(), name, note, member, meaning)
+            for folder, name, meaning, note, member in scenes
         ),
         figures=tuple(
             Picture(figure.name, figure.title, figure.caption, (request.folder / f"{figure.name}.png").read_bytes())
@@ -159,7 +160,7 @@ def report_content(api: StudioApi, report: Report, most_steps: int = MOST_STEPS)
     responses["/api/runs"] = to_strict_json({"root": "", "runs": cards, "broken": []})
     responses["/api/claims"] = to_strict_json(list(report.claims))
     scenes = [
-        {"key": scene.key, "title": scene.title or run.title, "note": scene.note, "member": 0}
+        {"key": scene.key, "title": scene.title or run.title, "note": scene.note, "meaning": scene.meaning, "member": 0}
         for scene, run in zip(report.scenes, reader, strict=True)
     ]
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from unlazy.studies.halfspace.circle_networks import ARMS, PRESETS, SCENE_ARMS, Stack
+from unlazy.studies.halfspace.circle_networks import PRESETS, SCENE_ARMS, Stack
 from unlazy.studies.table import Table
 
 TITLE = "What a network learns first"
@@ -20,6 +20,21 @@ LEAD = (
     "Scrub through its training and see where its half-spaces turn, and when."
 )
 
+NAMES = {"pwc": "Gated network", "relu": "ReLU network", "pwc-frozen": "Gates never trained"}
+
+MEANINGS = {
+    "pwc": "Every unit has a gate that is open on one side of a line through the inputs. What a path adds to the output is one "
+    "trained number: a constant.",
+    "relu": "The usual network: whether a unit is on depends on the layers before it.",
+    "pwc-frozen": "The same network as the gated one, but its gates stay as they were drawn at random; only what the paths "
+    "add up is trained.",
+}
+
+SETTINGS = {
+    "author": ("", "Trained with the settings of the paper's authors."),
+    "pilot": (", second setting", "Trained with settings of our own, as a check (smaller learning rate, no biases)."),
+}
+
 NOTES = {
     "pwc": "Press play and watch layer 5: do its half-spaces turn toward the easy half while the loss falls to 0.25?",
     "relu": "A ReLU net has no fixed half-spaces. Watch where its paths are.",
@@ -27,20 +42,20 @@ NOTES = {
 }
 
 
-def scenes(stacks: Sequence[Stack], runs: Path) -> list[tuple[Path, str, str, int]]:
-    """Run folder, title, note and member of every network that the page shows.
+def scenes(stacks: Sequence[Stack], runs: Path) -> list[tuple[Path, str, str, str, int]]:
+    """Run folder, title, meaning, note and member of every network that the page shows.
 
     The member is that of seed 0 at the preset's slope beta, for which the study stores arrays at many steps.
     """
     shown = [stack for stack in stacks if stack.arm in SCENE_ARMS]
     shown.sort(key=lambda stack: (list(PRESETS).index(stack.preset), SCENE_ARMS.index(stack.arm)))
-    return [(stack.training().folder(runs), _title(stack), NOTES[stack.arm], stack.scene_member()) for stack in shown]
+    return [(stack.training().folder(runs), *_words(stack), NOTES[stack.arm], stack.scene_member()) for stack in shown]
 
 
-def _title(stack: Stack) -> str:
-    beta = PRESETS[stack.preset].beta
-    label = ARMS[stack.arm].label + (f", beta {beta:g}" if ARMS[stack.arm].gating == "linear" else "")
-    return f"{stack.preset}: {label}"
+def _words(stack: Stack) -> tuple[str, str]:
+    """A plain name and a meaning in a few sentences, for readers who know no word of the study."""
+    suffix, whose = SETTINGS[stack.preset]
+    return NAMES[stack.arm] + suffix, f"{MEANINGS[stack.arm]} {whose}"
 
 
 def story(results: dict[str, Any], table: Table) -> tuple[tuple[str, str], ...]:
