@@ -26,7 +26,7 @@ COLOURS = {
     "grey": "#7f7f7f",
     "black": "#222222",
 }
-WORD_COLOURS = {"lazy": "#2b8ccf", "mixed": "#b8860b", "rich": "#0f9d70", "cannot tell": "#7f7f7f"}  # of verdicts
+WORD_COLOURS = {"lazy": "#3a86cc", "mixed": "#9a6bc9", "rich": "#cc6a22", "cannot tell": "#7f7f7f"}  # as on the page
 STYLE: Any = {
     "font.size": 9.0,
     "axes.spines.top": False,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from accessibility import keyboard_violations, violations
 from browser import Browser, fits_width, press_and_wait, wait_until
 from unlazy.cli.studies import write_demo_page
 from unlazy.studies.engine import reproduce
@@ -107,3 +108,16 @@ def test_a_stranger_finds_words_before_the_panels_and_a_picture_on_a_phone(opene
     picture = phone.locator("main canvas").first.bounding_box()
     assert picture["y"] + 100 < 844
     phone.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_it_breaks_no_rule_of_accessibility(opened, scheme, width) -> None:
+    _, browser, address = opened
+    page = browser.open(address, width=width, height=900, color_scheme=scheme)
+    wait_until(page, "window.__unlazy?.ready")
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    page.wait_for_timeout(300)
+    assert violations(page) == []
+    assert keyboard_violations(page) == []
+    page.close()

@@ -14,7 +14,7 @@ import torch
 
 import unlazy as ul
 from browser import Browser, fits_width, serve_studio, wait_until
-from studio_runs import header, kernel
+from studio_runs import header, kernel, verdict_of
 from unlazy.store import Run, Writer
 from unlazy.studio.report import write_run_report
 
@@ -23,32 +23,6 @@ RATES = (0.001, 0.01, 0.1)
 WORDS = {0.001: "lazy", 0.01: "mixed", 0.1: "rich"}
 STEPS = (0, 3, 10, 30)
 CLASSES = np.array([2, 0, 1, 0, 2, 1, 0, 1])
-
-
-def verdict_of(word: str, gap: float = 0.7) -> dict[str, Any]:
-    return {
-        "label": word,
-        "gap": gap,
-        "reasons": [],
-        "evidence": [
-            {"measure": "linearisation_error", "value": 0.6, "lazy_below": 0.1, "rich_above": 0.5, "says": "rich"}
-        ],
-        "phases": [
-            {"word": "lazy", "first": 0, "last": 3, "until": 6},
-            {"word": word, "first": 10, "last": 30, "until": None},
-        ],
-        "layers": {
-            "lines": [
-                {"name": "0", "word": "", "rank": 2, "frozen_cost": 0.1, "says": "rank 2 of 2"},
-                {"name": "2", "word": "", "rank": 1, "frozen_cost": 0.4, "says": "rank 1 of 2"},
-            ]
-        },
-        "samples": {"hardest": [{"sample": 3, "value": 2.5}], "easiest": [{"sample": 1, "value": 0.1}]},
-        "words": {
-            "meaning": "It learned features.",
-            "advice": "What to do:\n    Raise the rate.\n    Lower the scale.",
-        },
-    }
 
 
 def write_sweep(folder: Path) -> None:

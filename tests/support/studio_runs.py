@@ -70,6 +70,33 @@ def write_run(
     return folder
 
 
+def verdict_of(word: str, gap: float = 0.7) -> dict[str, Any]:
+    """A verdict as a scope writes it, with phases, layers, samples and advice."""
+    return {
+        "label": word,
+        "gap": gap,
+        "reasons": [],
+        "evidence": [
+            {"measure": "linearisation_error", "value": 0.6, "lazy_below": 0.1, "rich_above": 0.5, "says": "rich"}
+        ],
+        "phases": [
+            {"word": "lazy", "first": 0, "last": 3, "until": 6},
+            {"word": word, "first": 10, "last": 30, "until": None},
+        ],
+        "layers": {
+            "lines": [
+                {"name": "0", "word": "", "rank": 2, "frozen_cost": 0.1, "says": "rank 2 of 2"},
+                {"name": "2", "word": "", "rank": 1, "frozen_cost": 0.4, "says": "rank 1 of 2"},
+            ]
+        },
+        "samples": {"hardest": [{"sample": 3, "value": 2.5}], "easiest": [{"sample": 1, "value": 0.1}]},
+        "words": {
+            "meaning": "It learned features.",
+            "advice": "What to do:\n    Raise the rate.\n    Lower the scale.",
+        },
+    }
+
+
 def write_many(root: Path, count: int, lines: int = 50) -> None:
     """Many finished runs, written by hand because nobody needs them to survive."""
     for number in range(count):
