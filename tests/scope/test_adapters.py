@@ -162,6 +162,24 @@ def test_hugging_face_trains_the_same_and_leaves_a_run(tmp_path: Path) -> None:
     assert any("trainer_loss" in line.scalars for line in run.lines)
 
 
+def test_the_tokenizer_of_the_trainer_gives_the_texts() -> None:
+    from unlazy.scope.adapters.huggingface import decode_texts
+
+    class Tokenizer:
+        """Says the numbers of the tokens."""
+
+        def batch_decode(self, tokens: Tensor, skip_special_tokens: bool) -> list[str]:
+            """One text a row."""
+            assert skip_special_tokens
+            return [" ".join(map(str, row)) for row in tokens.tolist()]
+
+    tokens, y = torch.tensor([[3, 1], [4, 1]]), torch.tensor([0, 1])
+    assert decode_texts((tokens, y), Tokenizer()) == ["3 1", "4 1"]
+    assert decode_texts(({"input_ids": tokens}, y), Tokenizer()) == ["3 1", "4 1"]
+    assert decode_texts((tokens, y), None) == []
+    assert decode_texts((tokens.float(), y), Tokenizer()) == []
+
+
 # --- skorch --------------------------------------------------------------------------------------
 
 

@@ -9,9 +9,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from scope_nets import measurements_of
-from unlazy import InputError, tangent_kernel
+from unlazy import InputError, Scope, tangent_kernel
 from unlazy.scope.probe_set import ProbeSet, parse_probe_set
 from unlazy.scope.user_model import find_predictions, select_output
+from unlazy.studio.run_facts import run_facts
+from unlazy.studio.run_reader import open_run_folder
 
 
 def test_one_class_leaves_alignment_out(mlp) -> None:
@@ -139,3 +141,17 @@ def test_the_first_samples_of_the_order_are_balanced() -> None:
     assert labels[order[:15]].bincount().tolist() == [5, 5, 5]
     assert torch.equal(order, probe.balanced_order(3))
     assert not torch.equal(order, probe.balanced_order(4))
+
+
+def test_texts_of_samples_come_back_cut_and_wrong_ones_are_refused(tmp_path):
+    x, y = torch.randint(0, 9, (4, 3)), torch.tensor([0, 1, 0, 1])
+    texts = ["", "ä ö", "nul\0l", "long " * 100]
+    net = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+    with Scope(net, (x, y), tmp_path / "run", texts=texts) as scope:
+        scope.step(1)
+    probe = run_facts(open_run_folder(tmp_path / "run"))["probe"]
+    assert probe["texts"][:3] == ["", "ä ö", "nul l"]
+    assert probe["texts"][3] == ("long " * 100)[:300] + "…"
+    for wrong in ("abcd", ["one"]):
+        with pytest.raises(InputError, match="texts must be"):
+            Scope(net, (x, y), texts=wrong)

@@ -349,3 +349,28 @@ def test_curves_of_a_layer_are_drawn_over_each_other(quiet, tmp_path):
         panel = "document.querySelector('[data-testid=\"panel-overlay-alignment@layer2\"]')"
         wait_until(page, f"{panel}?.querySelectorAll('g[aria-label=line] path').length === 2")
         page.close()
+
+
+def test_samples_of_a_language_model_are_shown_with_their_texts(quiet, tmp_path):
+    torch.manual_seed(0)
+    tokens, y = torch.randint(0, 50, (12, 5)), torch.arange(12) % 2
+    texts = [f"sentence {i} says “{'ä' * i}” <b>and</b> more" for i in range(12)]
+    net = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Flatten(), torch.nn.Linear(40, 2))
+    optimiser = torch.optim.SGD(net.parameters(), 0.5)
+    with ul.Scope(net, (tokens, y), tmp_path / "runs" / "words", texts=texts, budget=1.0) as scope:
+        for step in range(1, 31):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(net(tokens), y).backward()
+            optimiser.step()
+            scope.step(step)
+    with serve_studio(tmp_path / "runs") as home:
+        page = open_page(quiet, home, "run/words")
+        wait_until(page, "document.querySelectorAll('[data-testid=samples] q').length >= 8")
+        for kind in ("hardest", "easiest", "most moved"):
+            assert kind in page.get_by_test_id("samples").inner_text()
+        for button in page.get_by_test_id("samples").locator("dd button").all():
+            number = int(re.search(r"#(\d+)", button.inner_text())[1])
+            assert button.locator("q").inner_text().strip("“”\"'") == texts[number]
+        assert "probe text" not in page.inner_text("main")
+        assert fits_width(page)
+        page.close()

@@ -23,6 +23,7 @@ const DRAWN = [
   "neuron_biases",
   "probe_x",
   "probe_y",
+  "probe_text",
   "grid_output",
 ];
 const isKernel = (info: ArrayInfo): boolean =>

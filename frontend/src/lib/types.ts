@@ -62,6 +62,7 @@ export interface Probe {
   frequencies?: Record<string, number> | null;
   picked?: number[] | null; // samples that the rows of the kernels stand for
   rows?: Record<string, number[]> | null; // the same for a kernel that saw a choice of its own
+  texts?: string[] | null; // the samples as people read them
 }
 
 export interface Evidence {

@@ -154,7 +154,8 @@ class History:
             arrays = {name: run.array(name, line.step)[0] for name in line.arrays if line.step in wanted[name]}
             history.add(line.step, scalars, arrays)
         targets, output = history.arrays.pop("probe_y", {}), history.array("output")
-        history.arrays.pop("probe_x", None)
+        for name in ("probe_x", "probe_text"):
+            history.arrays.pop(name, None)
         if targets and output is not None:
             history.targets = target_columns(torch.from_numpy(targets[0].copy()), output.shape[1]).numpy()
         return history

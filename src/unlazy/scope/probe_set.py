@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,7 @@ class ProbeSet:
 
     ``labels``: class numbers where the targets are classes. ``columns``: one-hot classes (-1, 1 for two classes and one
     output) or real targets. ``position_groups``: groups of positions, where targets are class numbers ``[n, positions]``.
+    ``texts``: the samples as people read them, such as decoded tokens.
     """
 
     x: Inputs
@@ -40,6 +41,7 @@ class ProbeSet:
     groups: Mapping[str, Bool[Tensor, " n"]] = field(default_factory=dict)
     loss: Loss | None = None
     position_groups: Mapping[str, Bool[Tensor, "n positions"]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return sample_count(self.x)
@@ -71,7 +73,8 @@ class ProbeSet:
         groups = {name: inside[rows] for name, inside in self.groups.items()}
         places = {name: inside[rows] for name, inside in self.position_groups.items()}
         picked = {name: pytree.tree_map(pick, getattr(self, name)) for name in ("x", "y", "labels", "columns")}
-        return replace(self, groups=groups, position_groups=places, **picked)
+        texts = tuple(self.texts[row] for row in rows.tolist()) if self.texts else ()
+        return replace(self, groups=groups, position_groups=places, texts=texts, **picked)
 
     def balanced_order(self, seed: int) -> Int[Tensor, " n"]:
         """All sample numbers in a random order in which classes take turns: the first m hold every class about equally."""
@@ -137,7 +140,9 @@ class ProbeSet:
         return {name: inside.nonzero()[:, 0].tolist() for name, inside in self.groups.items()}
 
 
-def parse_probe_set(probe: Any, groups: Groups | None = None, loss: Loss | None = None) -> ProbeSet:
+def parse_probe_set(
+    probe: Any, groups: Groups | None = None, loss: Loss | None = None, texts: Sequence[str] = ()
+) -> ProbeSet:
     """The probe set from what the user gave: a pair ``(x, y)`` or a ``Dataset``; raises ``InputError`` if it is neither.
 
     Targets are turned into columns later, by :func:`add_target_columns`, when the outputs are known.
@@ -170,7 +175,14 @@ def parse_probe_set(probe: Any, groups: Groups | None = None, loss: Loss | None 
             fits, f"group {name!r} must be [n] = [{n}], or like class numbers [n, positions], got {list(inside.shape)}."
         )
     named = {name: _group_mask(name, inside, n) for name, inside in given.items() if name not in places}
-    return ProbeSet(x, y, groups=named, loss=loss, position_groups=places)
+    require(not isinstance(texts, str), "texts must be a list with the text of every sample, got one text.")
+    kept = tuple(texts)
+    require(
+        len(kept) in (0, n) and all(isinstance(text, str) for text in kept),
+        f"texts must be {n} texts, one a sample of the probe; got {len(kept)} of "
+        f"{', '.join(sorted({type(text).__name__ for text in kept})) or 'nothing'}.",
+    )
+    return ProbeSet(x, y, groups=named, loss=loss, position_groups=places, texts=kept)
 
 
 def add_target_columns(probe: ProbeSet, out: Float[Tensor, "n o"]) -> ProbeSet:

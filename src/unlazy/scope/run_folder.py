@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from unlazy.scope.user_model import device_and_dtype
 from unlazy.store import FORMAT, Run, Writer, write_file
 
 START_BYTES = 2**26  # of parameters, kept in the run so that a resumed scope knows where training began
+LONGEST_TEXT = 300  # characters of the text of a sample
 PROBE_BYTES = 2**24  # of inputs, kept in the run so that a page can draw them
 
 
@@ -169,7 +170,22 @@ def probe_arrays(probe: ProbeSet) -> dict[str, NDArray[Any]]:
     arrays = {"probe_y": y.detach().float().cpu().numpy() if y is probe.columns else y.detach().cpu().numpy()}
     if isinstance(probe.x, Tensor) and probe.x.is_floating_point() and _total_bytes([probe.x]) <= PROBE_BYTES:
         arrays["probe_x"] = probe.x.detach().float().cpu().numpy()
+    if probe.texts:
+        arrays["probe_text"] = text_bytes(probe.texts)
     return arrays
+
+
+def text_bytes(texts: Sequence[str]) -> NDArray[np.uint8]:
+    """Texts as UTF-8 bytes ``[n, longest]``, cut to ``LONGEST_TEXT`` characters and filled with zeros.
+
+    >>> text_bytes(["ab", "c"])
+    array([[97, 98],
+           [99,  0]], dtype=uint8)
+    """
+    short = [text.replace("\0", " ")[:LONGEST_TEXT] + "…" * (len(text) > LONGEST_TEXT) for text in texts]
+    encoded = [text.encode("utf-8", "replace") for text in short]
+    longest = max(1, *map(len, encoded))
+    return np.frombuffer(b"".join(text.ljust(longest, b"\0") for text in encoded), np.uint8).reshape(-1, longest)
 
 
 def start_arrays(start: Start) -> dict[str, NDArray[Any]] | None:

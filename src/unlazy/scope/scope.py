@@ -86,6 +86,8 @@ class Scope(AbstractContextManager["Scope"]):
 
     What the run folder says about the training: ``config``, its settings (a dict, a dataclass or an ``argparse.Namespace``),
     which lists of runs show as columns; ``tags``, some words; ``notes``, a text. Tags and notes can be changed later.
+    ``texts``: every sample of the probe set as people read it, such as ``tokenizer.batch_decode(tokens)``; the page shows the
+    samples that stand out with them.
 
     Measuring changes nothing: parameters, gradients, buffers, random streams, flags and hooks are bit for bit as without it. A
     scope that fails says why in one warning and measures no more; with ``strict=True`` it raises. Of several processes only
@@ -113,12 +115,13 @@ class Scope(AbstractContextManager["Scope"]):
         config: Any = None,
         tags: Iterable[str] = (),
         notes: str = "",
+        texts: Sequence[str] = (),
     ) -> None:
         self.model, self.strict = model, strict
         self._session: Session | None = None
         self._failed: str | None = None
         self._twin: LinearisedTwin | None = None
-        probe_set = parse_probe_set(probe, groups, loss)
+        probe_set = parse_probe_set(probe, groups, loss, texts)
         self._shards = self._gather_shards(model)
         if not (is_first_process() if self._shards is None else self._shards.is_first):
             self._failed = "another process measures"

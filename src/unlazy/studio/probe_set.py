@@ -31,6 +31,7 @@ class ProbeSet:
     has_class_numbers: bool = False  # y was stored as integers: each is the index of an output
     rows: dict[str, list[int]] = field(default_factory=dict)  # of kernels over only some of the samples
     generated: dict[str, NDArray[Any]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
     def labels(self) -> list[int] | None:
@@ -98,6 +99,7 @@ class ProbeSet:
             "frequencies": self.frequencies,
             "picked": None if rows is None else self.rows_of_kernel(rows),
             "rows": self.rows,
+            "texts": list(self.texts) or None,
         }
 
 
@@ -146,7 +148,16 @@ def _probe_set_without_inputs(reader: RunReader, scope: Mapping[str, Any], data:
         y=y,
         has_class_numbers=has_class_numbers,
         rows=_index_lists(scope.get("rows")),
+        texts=_stored_texts(reader),
     )
+
+
+def _stored_texts(reader: RunReader) -> tuple[str, ...]:
+    """The texts of the samples, which a scope keeps as UTF-8 bytes filled with zeros; none where there are none."""
+    if "probe_text" not in reader.by_step:
+        return ()
+    stored = reader.find_array("probe_text", reader.steps("probe_text")[0], 0).read()
+    return tuple(bytes(row).rstrip(b"\0").decode("utf-8", "replace") for row in stored.astype(np.uint8))
 
 
 def _stored_targets(reader: RunReader, samples: int | None = None) -> tuple[NDArray[np.float64] | None, bool]:
@@ -188,7 +199,8 @@ def _stored_probe_set(reader: RunReader, scope: Mapping[str, Any], data: Any) ->
         groups = {"top": np.flatnonzero(top).tolist(), "bottom": np.flatnonzero(~top).tolist()}
     samples = len(x) if reader.header.get("kind") != "scope" else None
     shape, rows = list(image) if image else None, _index_lists(scope.get("rows"))
-    return ProbeSet(kind, len(x), samples, shape, frequencies, groups, y, has_class_numbers, rows)
+    texts = _stored_texts(reader)
+    return ProbeSet(kind, len(x), samples, shape, frequencies, groups, y, has_class_numbers, rows, texts=texts)
 
 
 def _index_lists(value: Any) -> dict[str, list[int]]:

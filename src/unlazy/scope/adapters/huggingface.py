@@ -46,13 +46,23 @@ def next_token_probe(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Te
     return {name: leaf for name, leaf in batch.items() if name != "labels"}, targets
 
 
+def decode_texts(probe: Any, tokenizer: Any) -> list[str]:
+    """The texts of the token ids of a probe set; none without a tokenizer or where the inputs are no token ids."""
+    tokens = probe[0] if isinstance(probe, tuple | list) and probe else None
+    tokens = tokens.get("input_ids") if isinstance(tokens, Mapping) else tokens
+    whole = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
+    if not whole or not hasattr(tokenizer, "batch_decode"):
+        return []
+    return [str(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+
 class ScopeCallback(TrainerCallback):
     """``Trainer(..., callbacks=[ScopeCallback(probe=(tokens, labels), run="runs/mine")])``.
 
     The Trainer passes no batch to its callbacks, so the scope measures on its own probe set: ``tokens`` is what the model is
     called with, a tensor or a dict such as ``{"input_ids": ..., "attention_mask": ...}``. Of several processes the first one
-    measures. Further options go to ``Scope``; ``steps`` is ``state.max_steps`` unless given, and ``config`` also gets the
-    TrainingArguments that differ from their defaults.
+    measures. Further options go to ``Scope``; ``steps`` is ``state.max_steps`` unless given, ``config`` also gets the
+    TrainingArguments that differ from their defaults, and ``texts`` are decoded by the Trainer's tokenizer, if it has one.
     """
 
     def __init__(self, probe: Any, run: str | Path | None = None, **options: Any) -> None:
@@ -66,7 +76,8 @@ class ScopeCallback(TrainerCallback):
         model: nn.Module = more["model"]
         known = {"steps": state.max_steps} if state.max_steps > 0 else {}
         options = add_config(self.options, changed_fields(args, ALWAYS_KEPT))
-        self.scope = Scope(model, self.probe, self.run, **{**known, **options})
+        texts = decode_texts(self.probe, more.get("processing_class") or more.get("tokenizer"))
+        self.scope = Scope(model, self.probe, self.run, **{**known, "texts": texts, **options})
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self.scope is not None:
