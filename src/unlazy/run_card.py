@@ -26,14 +26,14 @@ class RunFolder(Protocol):
 
 
 def describe_run(run: RunFolder, latest: Mapping[str, Any]) -> dict[str, Any]:
-    """``{model, config, tags, notes, verdict, gap, phases, broke_down, git, seed}`` of a run. ``latest``: its last numbers.
+    """``{model, config, tags, notes, verdict, reason, gap, phases, broke_down, git, seed}`` of a run. ``latest``: its last numbers.
 
-    ``broke_down``: whether the last loss of every member is not a finite number.
+    ``reason``: why there is no word. ``broke_down``: whether the last loss of every member is not a finite number.
     """
     verdict = read_verdict(run.folder) or {}
     loss = latest.get("loss")
     values = loss if isinstance(loss, list) else [loss]
-    phases, gap = verdict.get("phases"), verdict.get("gap")
+    phases, gap, reasons = verdict.get("phases"), verdict.get("gap"), verdict.get("reasons")
     provenance = run.header.get("provenance")
     origin = provenance if isinstance(provenance, Mapping) else {}
     git, seed, config = origin.get("git"), origin.get("seed"), run.header.get("config")
@@ -42,6 +42,7 @@ def describe_run(run: RunFolder, latest: Mapping[str, Any]) -> dict[str, Any]:
         "config": dict(config) if isinstance(config, Mapping) else {},
         **run.labels,
         "verdict": verdict.get("label"),
+        "reason": " ".join(map(str, reasons)) if isinstance(reasons, list) and reasons else None,
         "gap": gap if isinstance(gap, int | float) else None,
         "phases": list(phases) if isinstance(phases, list) else [],
         "broke_down": "loss" in latest and all(value is None for value in values),

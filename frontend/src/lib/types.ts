@@ -18,6 +18,7 @@ export interface RunCard {
   config?: Record<string, Setting> | null; // absent from older servers, as all that follows
   tags?: string[] | null;
   notes?: string | null;
+  reason?: string | null; // why there is no word
   gap?: number | null;
   phases?: Phase[] | null;
   broke_down?: boolean | null;
