@@ -242,7 +242,7 @@ def main() -> None:
         write_list(many)
         over, logs = Path(folder) / "over", Path(folder) / "logs"
         write_overlay(over, logs)
-        results = {
+        results: dict[str, Any] = {
             "run": bench_run(browser, kernels),
             "list": bench_list(browser, many),
             "overlay": bench_overlay(browser, over),
