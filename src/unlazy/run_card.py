@@ -28,7 +28,8 @@ class RunFolder(Protocol):
 def describe_run(run: RunFolder, latest: Mapping[str, Any]) -> dict[str, Any]:
     """``{model, config, tags, notes, verdict, reason, gap, phases, broke_down, git, seed}`` of a run.
 
-    ``latest``: its last numbers. ``reason``: why there is no word. ``broke_down``: whether the last loss of every member is not a finite number.
+    ``latest``: its last numbers. ``reason``: why there is no word. ``broke_down``: whether the last loss of
+    every member is not a finite number.
     """
     verdict = read_verdict(run.folder) or {}
     loss = latest.get("loss")
