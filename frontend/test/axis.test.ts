@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axisLimits, meanBand, smoothed, zoomOf, zoomText } from "../src/lib/axis.ts";
+import { decades, axisLimits, meanBand, smoothed, zoomOf, zoomText } from "../src/lib/axis.ts";
 
 test("limits hold every value of a curve that falls", () => {
   const falling = [2.3, 1, 0.1, 0.001, 0.0001, 0.00005, 0.00001];
@@ -66,4 +66,10 @@ test("a curve that ended counts no longer; one that is not a number neither", ()
     { steps: [0, 10, 20], values: [3, 4, 5] },
   ]);
   assert.deepEqual(band.middle, [2, 4, 5]);
+});
+
+test("a logarithmic axis has few round ticks inside the data", () => {
+  assert.deepEqual(decades(0.003, 3), [0.01, 0.1, 1]);
+  assert.deepEqual(decades(0.07, 2.3), [0.1, 0.2, 0.5, 1, 2]);
+  assert.ok(decades(1e-12, 1).length <= 6);
 });

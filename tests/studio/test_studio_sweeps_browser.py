@@ -374,3 +374,20 @@ def test_samples_of_a_language_model_are_shown_with_their_texts(quiet, tmp_path)
         assert "probe text" not in page.inner_text("main")
         assert fits_width(page)
         page.close()
+
+
+def test_runs_that_share_the_other_setting_are_joined_in_the_scatter(quiet, tmp_path):
+    for rate in (0.01, 0.1, 1.0):
+        for width in (8, 64):
+            name = f"{rate}-{width}"
+            with Writer(tmp_path / name, header(name, 1, config={"lr": rate, "width": width})) as writer:
+                writer.record(0, {"loss": np.array([rate / width])}, {})
+                writer.finish()
+    with serve_studio(tmp_path) as home:
+        page = open_page(quiet, home, "runs?chart=lr&chartY=loss")
+        wait_until(page, "document.querySelectorAll('[data-testid=scatter] g[aria-label=line] path').length === 2")
+        labels = page.locator("[data-testid=scatter] g[aria-label=text] text").all_text_contents()
+        assert labels == ["width 64", "width 8"]
+        ticks = page.locator("[data-testid=scatter] g[aria-label^='y-axis tick label'] text").all_text_contents()
+        assert 2 <= len([tick for tick in ticks if tick]) <= 6
+        page.close()

@@ -2,6 +2,17 @@
 
 import { position, type Axis } from "./timeline.ts";
 
+/** Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them where there are few. */
+export function decades(low: number, high: number): number[] {
+  const from = Math.floor(Math.log10(low));
+  const count = Math.ceil(Math.log10(high)) - from + 1;
+  const powers = Array.from({ length: count }, (_, i) => from + i);
+  const inside = (steps: number[]): number[] =>
+    powers.flatMap((power) => steps.map((s) => Number(`${s}e${power}`))).filter((v) => v >= low && v <= high);
+  const plain = inside([1]);
+  return plain.length >= 3 ? plain.filter((_, i) => i % Math.ceil(plain.length / 6) === 0) : inside([1, 2, 5]);
+}
+
 export type Values = (number | null)[];
 
 const FAR = 1000; // times the usual size of a curve: beyond lies a divergence
