@@ -391,3 +391,17 @@ def test_runs_that_share_the_other_setting_are_joined_in_the_scatter(quiet, tmp_
         ticks = page.locator("[data-testid=scatter] g[aria-label^='y-axis tick label'] text").all_text_contents()
         assert 2 <= len([tick for tick in ticks if tick]) <= 6
         page.close()
+
+
+def test_a_step_of_the_scrubber_moves_the_cursor_and_draws_no_chart_again(quiet, home):
+    for place, panel in (("overlay?q=rate", "panel-overlay-loss"), ("run/rate-0.1-seed-0", "panel-curve-loss")):
+        page = open_page(quiet, home, place)
+        chart = f"document.querySelector('[data-testid={panel}] svg')"
+        wait_until(page, chart)
+        page.wait_for_timeout(300)
+        page.evaluate(f"() => {{ window.drawn = {chart}; }}")
+        page.keyboard.press("ArrowLeft")
+        wait_until(page, "/step=10/.test(location.hash)")
+        page.wait_for_timeout(200)
+        assert page.evaluate(f"window.drawn === {chart}")
+        page.close()
