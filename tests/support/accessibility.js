@@ -133,7 +133,12 @@
     const below = backgroundOf(e);
     if (!below) continue;
     let opacity = 1;
-    for (let at = e; at; at = at.parentElement) opacity *= Number(getComputedStyle(at).opacity);
+    let moving = false; // what appears or goes away is looked at when it has come to rest
+    for (let at = e; at; at = at.parentElement) {
+      opacity *= Number(getComputedStyle(at).opacity);
+      moving ||= at.getAnimations().some((one) => one.playState === "running");
+    }
+    if (moving) continue;
     const own = parse(e instanceof SVGElement ? style.fill : style.color);
     const shade = over([own[0], own[1], own[2], own[3] * opacity * (e instanceof SVGElement ? Number(style.fillOpacity) : 1)], below);
     const [high, low] = [light(shade), light(below)].sort((p, q) => q - p);
