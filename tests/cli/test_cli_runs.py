@@ -60,6 +60,9 @@ def folder_of(root: Path, rate: float) -> Path:
 
 
 def test_the_list_shows_verdict_gap_and_settings(runs: Path) -> None:
+    usual = invoke("runs", "--root", runs).stdout.splitlines()[0].split()
+    assert "lr" in usual  # settings that differ are columns without being asked for
+    assert "width" not in usual
     lines = invoke("runs", "--root", runs, "--columns", "lr,width").stdout.splitlines()
     assert lines[0].split() == ["id", "state", "step", "loss", "verdict", "gap", "lr", "width", "tags", "folder"]
     for rate in RATES:

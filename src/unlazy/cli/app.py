@@ -226,7 +226,10 @@ StudyOption = Annotated[str | None, typer.Option(help="Only runs of this study."
 StateOption = Annotated[
     str | None, typer.Option(help="Only runs in this state: running, finished, failed or interrupted.")
 ]
-ColumnsOption = Annotated[str, typer.Option(help="Settings to show as columns, such as lr,width.")]
+ColumnsOption = Annotated[
+    str,
+    typer.Option(help="Settings to show as columns, such as lr,width (default: four that differ between the runs)."),
+]
 TagOption = Annotated[str | None, typer.Option(help="Only runs with this tag.")]
 
 

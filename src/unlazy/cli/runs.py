@@ -21,12 +21,16 @@ from unlazy.store import Run, find_runs
 LONGEST_NAME = 256  # of a file; asking for a longer one is an error
 NUMBERS = ("members", "step", "loss", "gap")
 ALWAYS_SHOWN = ("id", "state", "step", "folder")
+MOST_SETTINGS = 4  # that are columns of a list unless some are chosen
 
 
 def print_list(
     root: Path, study: str | None, state: str | None, as_json: bool, columns: Sequence[str] = (), tag: str | None = None
 ) -> None:
-    """Print one line per run, oldest first; damaged folders go to stderr. ``columns``: settings to show."""
+    """Print one line per run, oldest first; damaged folders go to stderr.
+
+    ``columns``: settings to show; by default the first few that differ between the runs.
+    """
     runs, broken = find_runs(root)
     rows = []
     for run in runs:
@@ -49,10 +53,23 @@ def print_list(
             f"no runs below {root}; `unlazy reproduce circle` makes some, and so does a Scope around your own loop."
         )
     else:
-        for line in list_lines(rows, columns, terminal_width()):
+        for line in list_lines(rows, columns or differing_settings(rows)[:MOST_SETTINGS], terminal_width()):
             typer.echo(line)
     for damage in broken:
         typer.echo(f"damaged: {damage}", err=True)
+
+
+def differing_settings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of settings with more than one value, those that most runs have first.
+
+    >>> differing_settings([{"config": {"lr": 1, "depth": 2}}, {"config": {"lr": 3, "depth": 2}}])
+    ['lr']
+    """
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        for name, value in row["config"].items():
+            values.setdefault(name, []).append(str(value))
+    return sorted((name for name in values if len(set(values[name])) > 1), key=lambda name: -len(values[name]))
 
 
 def terminal_width() -> int | None:
@@ -116,7 +133,7 @@ def print_run(run: Run, as_json: bool = False) -> None:
         )
         return
     for name, value in row.items():
-        if name not in ("config", "phases", "git", "broke_down") and value not in (None, "", []):
+        if name not in ("config", "phases", "git", "broke_down", "reason") and value not in (None, "", []):
             typer.echo(f"{name:12} {', '.join(value) if isinstance(value, list) else _text(value)}")
     if row["broke_down"]:
         typer.echo(f"{'loss':12} is not a finite number any more: the training broke down")
