@@ -32,6 +32,7 @@ export default defineConfig({
     modulePreload: false,
     cssCodeSplit: false,
     reportCompressedSize: false,
+    license: { fileName: "licenses.md" }, // of the packages that are bundled
     rolldownOptions: {
       input: "src/main.ts",
       output: {

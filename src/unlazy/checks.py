@@ -61,6 +61,8 @@ def _explained_function(function: F) -> F:
     if hasattr(function, MARK):
         return function
 
+    is_method = "self" in inspect.signature(function).parameters
+
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         try:
@@ -72,8 +74,8 @@ def _explained_function(function: F) -> F:
             raise
         if isinstance(answer, types.GeneratorType):
             return _explained_steps(function, args, options, answer)
-        if not all(map(_is_finite, answer if isinstance(answer, tuple) else (answer,))):
-            raise_if_wrong(function, args, options)
+        if not is_method and not all(map(_is_finite, answer if isinstance(answer, tuple) else (answer,))):
+            raise_if_wrong(function, args, options)  # a method may return NaN that was stored
         return answer
 
     setattr(call, MARK, True)
@@ -216,7 +218,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real)
 
 
 def _is_text(value: Any) -> bool:

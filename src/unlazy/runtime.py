@@ -12,6 +12,7 @@ import operator
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -63,6 +64,14 @@ def framework(name: str, package: str) -> Any:
         raise MissingFrameworkError(name, package, error) from error
 
 
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that called this package."""
+    package, frame, level = str(Path(__file__).parent), sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ``InputError(message)`` unless ``condition`` holds."""
     if not condition:
@@ -82,6 +91,11 @@ def data_folder() -> Path:
     asked = os.environ.get("UNLAZY_DATA")
     cache = os.environ.get("XDG_CACHE_HOME")
     return Path(asked) if asked else (Path(cache) if cache else Path.home() / ".cache") / "unlazy"
+
+
+def studio_token() -> str | None:
+    """The secret that visitors of the studio need: ``UNLAZY_TOKEN``. A command line can be read by other users of a machine."""
+    return os.environ.get("UNLAZY_TOKEN") or None
 
 
 def chromium_path() -> str | None:

@@ -25,7 +25,6 @@ import os
 import shutil
 import stat
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from safetensors import SafetensorError
 from unlazy.curves import plot_curves
 from unlazy.run_card import describe_run, html_card, read_verdict
 from unlazy.run_comparison import RunComparison, compare, last_medians, latest_scalars
-from unlazy.runtime import StoreError, canonical_json, require, short_hash
+from unlazy.runtime import StoreError, canonical_json, require, short_hash, warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -372,7 +371,7 @@ class Run:
                     raise StoreError(
                         f"{error} No other one is whole: delete {self.folder} to train from the start."
                     ) from error
-                warnings.warn(f"{error} The one before it is used.", stacklevel=3)
+                warn(f"{error} The one before it is used.")
             else:
                 return line, tensors
         return None

@@ -486,3 +486,20 @@ def test_a_process_bound_to_one_core_trains_one_at_a_time(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert study_commands.available_cores() == 6
+
+
+def test_the_token_of_the_studio_may_stay_off_the_command_line(tmp_path, monkeypatch):
+    from unlazy.cli.studio import read_token
+
+    monkeypatch.delenv("UNLAZY_TOKEN", raising=False)
+    (tmp_path / "secret").write_text("from a file\nmore\n")
+    assert read_token(None, None) is None
+    assert read_token(None, tmp_path / "secret") == "from a file"
+    assert read_token("given", None) == "given"
+    assert len(read_token("new", None)) >= 18
+    monkeypatch.setenv("UNLAZY_TOKEN", "from the environment")
+    assert read_token(None, None) == "from the environment"
+    with pytest.raises(InputError, match="not both"):
+        read_token("given", tmp_path / "secret")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_token(None, tmp_path / "missing")

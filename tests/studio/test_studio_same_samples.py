@@ -86,7 +86,6 @@ def test_rows_of_a_kernel_decide_where_it_saw_only_some(tmp_path):
         ({"data": data("mnist", None)}, {"data": data("fashion", None)}, False, "mnist and fashion"),
         ({"data": data(fingerprint=None)}, {"data": data(fingerprint=None)}, None, "do not say"),
         ({"data": data(fingerprint="a")}, {"data": None}, None, "do not say"),
-        ({"data": "odd", "recipe": "odd"}, {"data": data()}, None, "do not say"),
         ({"recipe": recipe([], [0, 1])}, {"recipe": recipe([], [0, 2])}, False, "different rows"),
         ({"recipe": recipe(["k"])}, {"recipe": recipe(["k"])}, True, "same fingerprint"),
         ({"recipe": recipe(["k", None])}, {"recipe": recipe(["m", None])}, None, "several sets"),

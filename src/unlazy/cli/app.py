@@ -412,14 +412,19 @@ def studio(
         str, typer.Option(help="Address to listen on; one that other machines can reach needs --token.")
     ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help="Secret that visitors of the page need; `new` generates one.")
+        str | None,
+        typer.Option(
+            help="Secret that visitors of the page need; `new` generates one. Better: UNLAZY_TOKEN or --token-file."
+        ),
     ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="A file whose first line is the secret.")] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Serve the studio: a page to scrub through trainings, live while a run is training."""
-    from unlazy.cli.studio import studio_command
+    from unlazy.cli.studio import read_token, studio_command
 
-    studio_command(runs or runs_folder(), host=host, port=port, token=token, browser=browser)
+    secret = read_token(token, token_file)
+    studio_command(runs or runs_folder(), host=host, port=port, token=secret, browser=browser)
 
 
 @app.command()

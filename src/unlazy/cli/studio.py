@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from unlazy.runtime import require
+from unlazy.runtime import InputError, require, studio_token
 
 
 def studio_command(runs: Path, *, host: str, port: int, token: str | None, browser: bool) -> None:
@@ -24,8 +24,20 @@ def studio_command(runs: Path, *, host: str, port: int, token: str | None, brows
 
             webbrowser.open(address)
 
-    chosen = secrets.token_urlsafe(18) if token == "new" else token
-    serve(runs, host=host, port=port, token=chosen, ready=announce)
+    serve(runs, host=host, port=port, token=token, ready=announce)
+
+
+def read_token(given: str | None, file: Path | None) -> str | None:
+    """The secret: as given (``new`` makes one), from the first line of a file, or from ``UNLAZY_TOKEN``; ``None`` for none."""
+    require(given is None or file is None, "give --token or --token-file, not both.")
+    if file is not None:
+        try:
+            lines = file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"the token cannot be read from {file} ({error}).") from error
+        require(bool(lines) and bool(lines[0].strip()), f"the first line of {file} is empty; it should be the token.")
+        return lines[0].strip()
+    return secrets.token_urlsafe(18) if given == "new" else given or studio_token()
 
 
 def report_command(names: list[str], out: Path, root: Path, steps: int) -> None:

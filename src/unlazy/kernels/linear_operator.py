@@ -6,7 +6,6 @@ disk (``gram_tiles.GramFile``). The algorithms are in ``krylov``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from unlazy.kernels.krylov import (
     estimate_moments,
     largest_eigenpairs,
 )
-from unlazy.runtime import require
+from unlazy.runtime import require, warn
 
 Columns = Tensor | np.ndarray  # [n] or [n, c]
 RANK, PROBES, STEPS = 16, 32, 40  # of estimators: sketch, random probes, Lanczos steps
@@ -308,9 +307,8 @@ class KernelOperator:
         converged = bool((found.residual <= 1.5 * tolerance).all())
         if not converged:
             worst = float(found.residual.max())
-            warnings.warn(
+            warn(
                 f"conjugate gradients reached a relative residual of {worst:.2g}, not {tolerance:.2g}, in {found.iterations} "
-                "iterations; give a larger ridge, more steps, or precision='float64'.",
-                stacklevel=3,
+                "iterations; give a larger ridge, more steps, or precision='float64'."
             )
         return RidgeFit(shift, found.iterations, found.residual, converged, space, preconditioner, **more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from unlazy.curves import plot_curves
 from unlazy.run_card import html_card
-from unlazy.runtime import framework
+from unlazy.runtime import framework, warn
 from unlazy.scope.measurements import KERNELS, Measurements, to_numpy
 from unlazy.scope.probe_set import target_columns
 from unlazy.scope.run_folder import ScopeWriter
@@ -243,7 +242,7 @@ class MeasurementLog:
                 scalars[f"train_{name}" if clash else name] = number
             elif name not in self._refused:
                 self._refused.add(name)
-                warnings.warn(f"{name} is not a number but {value!r}, and is not kept.", stacklevel=10)
+                warn(f"{name} is not a number but {value!r}, and is not kept.")
 
     def _send_to_sink(self, sink: Any, do: Callable[[], Any]) -> None:
         """Call a sink; one that fails is dropped with a warning."""
@@ -251,7 +250,7 @@ class MeasurementLog:
             do()
         except Exception as error:
             self.sinks = [other for other in self.sinks if other is not sink]
-            warnings.warn(f"{type(sink).__name__} failed and gets nothing more: {error!r}", stacklevel=3)
+            warn(f"{type(sink).__name__} failed and gets nothing more: {error!r}")
 
 
 def _split_scalars_and_arrays(measured: Measured) -> tuple[dict[str, float], dict[str, Array]]:

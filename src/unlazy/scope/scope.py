@@ -8,7 +8,6 @@ import html
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from unlazy.data.dataset import Dataset
 from unlazy.kernels.capture import Inputs
-from unlazy.runtime import InputError, StoreError, require
+from unlazy.runtime import InputError, StoreError, require, warn
 from unlazy.scope.history import History
 from unlazy.scope.layer_experiments import EXPERIMENTS, LayerTrainings, train_by_layer
 from unlazy.scope.layer_table import LayerTable, layer_table
@@ -152,7 +151,7 @@ class Scope(AbstractContextManager["Scope"]):
             if strict or not is_out_of_memory(error):
                 raise
             self._failed = f"memory did not suffice for the first measurement ({error})".splitlines()[0]
-            warnings.warn(f"the scope does not measure; training goes on. {self._failed}", stacklevel=2)
+            warn(f"the scope does not measure; training goes on. {self._failed}")
             return
         self._finalizer = weakref.finalize(self, _finish_session, self._session)
         _watch_for_exit()
@@ -463,7 +462,7 @@ class Scope(AbstractContextManager["Scope"]):
     def _fail(self, error: Exception) -> None:
         """Measure no more, say why in one warning, and mark the run failed."""
         self._failed = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(f"the scope stopped measuring; training goes on. {self._failed}", stacklevel=4)
+        warn(f"the scope stopped measuring; training goes on. {self._failed}")
         if self._session is not None:
             _close_failed(self._session, error)
 
@@ -474,7 +473,7 @@ class Scope(AbstractContextManager["Scope"]):
                 if error is None:
                     shards.meet()
             except Exception as trouble:  # a process died: what was measured before is kept
-                warnings.warn(f"the last step could not be measured: {trouble}", stacklevel=4)
+                warn(f"the last step could not be measured: {trouble}")
             shards.meetings.stop("finished")
         self._run_guarded(lambda session: session.finish(error))
 
@@ -523,7 +522,7 @@ def _finish_session(session: Session) -> None:
     try:
         session.finish(getattr(sys, "last_value", None) if by_itself else None)
     except Exception as trouble:
-        warnings.warn(f"the scope could not finish: {trouble}", stacklevel=2)
+        warn(f"the scope could not finish: {trouble}")
         _close_failed(session, trouble)
 
 

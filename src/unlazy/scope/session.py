@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from unlazy.kernels.capture import call_model, take_samples
 from unlazy.models.net import GatedNet
-from unlazy.runtime import InputError, StoreError, require, short_hash
+from unlazy.runtime import InputError, StoreError, require, short_hash, warn
 from unlazy.scope.history import History, MeasurementLog, empty_history
 from unlazy.scope.measurements import KERNELS, Measurements
 from unlazy.scope.memory import MemoryLimit, private_pool
@@ -268,7 +267,7 @@ class Session:
         why = other_training_text(earlier.run, step)
         if self.measurements.strict:
             raise InputError(why)
-        warnings.warn(f"{why} The scope goes on in memory only.", stacklevel=7)
+        warn(f"{why} The scope goes on in memory only.")
         self.last_measured = 0
         for name in KERNELS:
             if (start := getattr(self.measurements.start, name)) is not None:
@@ -291,10 +290,9 @@ class Session:
         missed = self._count_repeated_steps(step)
         if step < self.last_reported or missed > 0:
             if self.offset == 0:
-                warnings.warn(
+                warn(
                     f"step {step} came after step {self.last_reported}: steps count updates over the whole training. The scope "
-                    f"goes on counting from {self.last_step + max(missed, 1)}.",
-                    stacklevel=7,
+                    f"goes on counting from {self.last_step + max(missed, 1)}."
                 )
             self.offset = self.last_step + max(missed, 1) - self.shift - step
         self.last_reported = step
@@ -415,7 +413,7 @@ class Session:
         with self._measuring():
             measured = self.measurements.measure(step, names)
         for name, why in self.measurements.newly_failed.items():
-            warnings.warn(f"the scope goes on without {name} from step {step}: {why}", stacklevel=7)
+            warn(f"the scope goes on without {name} from step {step}: {why}")
         self.measurements.newly_failed.clear()
         self.history.left_out = self.measurements.left_out_quantities()
         writing = time.perf_counter()

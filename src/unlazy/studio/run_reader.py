@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unlazy.runtime import StoreError
-from unlazy.store import Line, Run, read_lines
+from unlazy.store import Line, Run, parse_line, read_bytes, read_lines
 
 Stamp = tuple[tuple[int, int] | None, ...]
 WATCHED = ("run.json", "status.json", "metrics.jsonl", "verdict.json", "labels.json")
@@ -151,10 +151,8 @@ class RunReader:
         self.problems: list[str] = []
         self.cache: dict[Hashable, Any] = {}  # results computed from the run as it is now
         lines, left_out = self._read_lines(before)
-        self.lines = [line for line in lines if _is_well_formed(line)]
+        self.lines = lines
         self.measurements = len(self.lines) + left_out  # of a long run, ``lines`` holds some only
-        if len(self.lines) < len(lines):
-            self.problems.append(f"{len(lines) - len(self.lines)} measurements are damaged and left out.")
         self.by_step: dict[str, dict[int, str]] = {}
         for line in self.lines:
             for quantity, place in line.arrays.items():
@@ -203,7 +201,10 @@ class RunReader:
         except OSError as error:
             self.problems.append(f"{path.name} cannot be read ({error.strerror}).")
             return [], 0
-        return _readable_lines(path.read_bytes(), 0), 0
+        try:
+            return _readable_lines(read_bytes(path), 0), 0
+        except (StoreError, OSError):
+            return [], 0
 
     def _read_some_lines(self, path: Path, count: int) -> tuple[list[Line], int]:
         """Evenly chosen measurements of a long file, all that name arrays, and the last two; and the number of the others."""
@@ -301,21 +302,13 @@ def open_run_folder(folder: str | Path) -> RunReader:
     return RunReader(path.name, path, path)
 
 
-def _is_well_formed(line: Line) -> bool:
-    return type(line.step) is int and isinstance(line.scalars, dict) and isinstance(line.arrays, dict)
-
-
 def _readable_lines(data: bytes, offset: int) -> list[Line]:
     """Every complete line that parses; skips damaged ones. ``offset``: where ``data`` begins in the file."""
     lines = []
     for raw in data.split(b"\n")[:-1]:
         offset += len(raw) + 1
-        try:
-            entry = json.loads(raw)
-            names = entry["step"], entry["scalars"], entry["arrays"], entry["checkpoint"]
-            lines.append(Line(*names, offset, entry.get("checksum")))
-        except (ValueError, KeyError, TypeError):
-            continue
+        with suppress(ValueError):
+            lines.append(parse_line(raw, offset))
     return lines
 
 
