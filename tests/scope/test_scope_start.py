@@ -287,17 +287,17 @@ def test_a_slow_model_is_measured_on_fewer_samples_and_stays_so_when_resumed(mon
         scope.step(step)
     scope.finish()
     run = Run(folder)
-    assert run.array("output", 0).shape == (1, 24, 4)
-    assert sorted(run.array("probe_y", 0)[0].tolist()) == sorted([*range(4)] * 6)
-    assert all(number < 24 for numbers in run.header["recipe"]["scope"]["groups"].values() for number in numbers)
-    assert any("24 of the probe's 120 samples" in note for note in scope.history.notes)
+    assert run.array("output", 0).shape == (1, 32, 4)
+    assert sorted(run.array("probe_y", 0)[0].tolist()) == sorted([*range(4)] * 8)
+    assert all(number < 32 for numbers in run.header["recipe"]["scope"]["groups"].values() for number in numbers)
+    assert any("32 of the probe's 120 samples" in note for note in scope.history.notes)
     monkeypatch.setattr("unlazy.scope.timing.idle_seconds", lambda do: (do(), 1e-3)[1])
     again = Scope(net, (x, y), folder, groups=groups)
     with torch.no_grad():
         net.weight.add_(0.1)
     again.step(3)
     again.finish()
-    assert Run(folder).array("output", 3).shape == (1, 24, 4)
+    assert Run(folder).array("output", 3).shape == (1, 32, 4)
 
 
 def test_without_a_limit_of_time_every_sample_is_measured(monkeypatch) -> None:

@@ -12,7 +12,7 @@ from unlazy.kernels.capture import Inputs, call_model, sample_count, take_sample
 
 TIMED_SAMPLES = (8, 32)
 CERTAINLY = 4  # times too long: no larger batch can be so much faster
-LEAST_SAMPLES = 24  # of a probe set, however slow the model
+LEAST_SAMPLES = 32  # of a probe set, however slow the model: fewer give no verdict
 
 
 def count_affordable(model: nn.Module, x: Inputs, at_once: int, seconds: float) -> int:
