@@ -168,6 +168,14 @@ def test_gradient_is_exact_once_and_refused_twice() -> None:
         torch.autograd.grad(slope.sum(), v)
 
 
+@pytest.mark.parametrize("exponents", [(0.5,), (1,), (2,), (4,), (2, 2), (1, 2), (2, 4)])
+def test_single_precision_is_right_from_the_smallest_to_the_largest_sizes(exponents: tuple[float, ...]) -> None:
+    penalty, v = circled_plus(*map(Power, exponents)), torch.logspace(-12, 12, 49, dtype=torch.float64)
+    single, double = effective_penalty(penalty, v.float()), effective_penalty(penalty, v)
+    assert single.dtype == torch.float32
+    assert torch.allclose(single.double(), double, rtol=1e-6, atol=0)
+
+
 def test_any_shape_and_single_precision() -> None:
     v = torch.rand(3, 4, 2)
     found = effective_penalty(BOTH, v)

@@ -221,8 +221,10 @@ def circled_plus(*penalties: Penalty) -> Penalty:
 
 
 def optimal_stretch(penalty: Penalty, v: Values) -> Values:
-    """s(v) = argmin over z >= 1 of omega(z) + v^2 / z^2 (the smallest where several are optimal)."""
+    """s(v) = argmin over z >= 1 of omega(z) + v^2 / z^2 (the smallest where several are optimal), computed in float64."""
     _check_sizes(v)
+    if v.dtype != torch.float64:  # sixth powers of v overflow float32 from v = 10^6 on
+        return optimal_stretch(penalty, v.double()).to(v)
     closed = _closed_form_stretch(penalty, v)
     if closed is not None:
         return closed
@@ -243,6 +245,8 @@ def factor_stretches(factors: Sequence[Penalty], v: Values) -> Float[Tensor, "k 
     if len(factors) == 1:
         return optimal_stretch(factors[0], v)[None]
     _check_sizes(v)
+    if v.dtype != torch.float64:
+        return factor_stretches(factors, v.double()).to(v)
     product = Product(tuple(factors))
     low, high, log_z = _bracket_price(product, v)
     return _share_remainder(product.log_stretches(low), product.log_stretches(high), log_z).exp()
@@ -308,15 +312,15 @@ class _EffectivePenalty(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, penalty: Penalty) -> Tensor:
-        z = optimal_stretch(penalty, v)
+        z = optimal_stretch(penalty, v.double())
         ctx.save_for_backward(v, z)
-        return penalty(z) + (v / z) ** 2
+        return (penalty(z) + (v / z) ** 2).to(v)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, weights: Tensor) -> tuple[Tensor, None]:
         v, z = ctx.saved_tensors
-        return weights * 2 * v / z**2, None
+        return (weights * 2 * v / z**2).to(v), None
 
 
 # --- closed forms ----------------------------------------------------------------------------------
