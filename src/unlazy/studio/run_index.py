@@ -39,12 +39,11 @@ def newest_scalars(path: Path, window: int = 1 << 12) -> tuple[int, dict[str, li
         return newest_scalars(path, 8 * window)
     step = 0
     latest: dict[str, list[float | None]] = {}
-    for raw in whole:
-        try:
-            entry = json.loads(raw)
+    try:
+        for entry in json.loads(b"[%b]" % b",".join(whole)):  # one call for all lines: half the time of a long list
             step, latest = entry["step"], latest | entry["scalars"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path}: a measurement is damaged ({error!r}).") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: a measurement is damaged ({error!r}).") from error
     return step, latest
 
 

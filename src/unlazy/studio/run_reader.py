@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +44,12 @@ def check_inside(path: Path, root: Path) -> Path:
 def check_files(folder: Path, root: Path) -> None:
     """Raise ``StoreError`` if one of the files that describe a run is no plain file, or a link out of ``root``."""
     for name in (*WATCHED, "lock"):
-        check_inside(folder / name, root)
+        try:
+            plain = stat.S_ISREG((folder / name).lstat().st_mode)
+        except OSError:
+            continue  # it is not there, or cannot be looked at; reading it says so
+        if not plain:
+            check_inside(folder / name, root)
 
 
 def stamp_of(folder: Path) -> Stamp:
