@@ -10,7 +10,7 @@ processor time, ratios of one run.
 process; ``others`` is the share of the machine that other processes took meanwhile. Aim, set before measuring: shared at least
 1.7 times one core at n = 4,000, in memory and on disk, with others below 0.05.
 
-Where others are above that, wall time says little. ``critical_seconds`` is what a quiet machine would take at least: the processor
+Where others are above that, wall time says little. ``critical_seconds`` is what a quiet machine takes at least: the processor
 time of the slowest worker of every step, added to that of the calling thread.
 """
 
