@@ -5,8 +5,8 @@
 processor time, ratios of one run.
 
 ``panels.py workers N memory|disk [DESIGN...] [seconds=S]`` (workers.json): workload c, trace, on one core (*one*) and on two:
-*shared* (threads that share features, what ``devices=["cpu", "cpu"]`` does), *torch* (one worker, torch's own two threads) and *apart*
-(two processes that each make all features they meet, as workers of a cluster do). Seconds are wall time, each in a fresh
+*shared* (threads that share features, what ``devices=["cpu", "cpu"]`` does), *torch* (one worker, torch's own two threads) and
+*apart* (two processes that each make all features they meet, as workers of a cluster do). Seconds are wall time, each in a fresh
 process; ``others`` is the share of the machine that other processes took meanwhile. Aim, set before measuring: shared at least
 1.7 times one core at n = 4,000, in memory and on disk, with others below 0.05.
 
