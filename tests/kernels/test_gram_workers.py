@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from gram_cases import data, net
-from unlazy import gram_file, overlap_kernel, runtime, tangent_kernel
+from unlazy import gram_file, overlap_kernel, plan_tangent, runtime, tangent_kernel
 from unlazy.kernels import gram_workers
 from unlazy.kernels.gram import gram
 from unlazy.kernels.gram_workers import SplitKernel
@@ -174,6 +174,12 @@ def test_workers_are_as_many_as_torch_has_threads_where_it_pays(monkeypatch: pyt
     hooked = net()
     hooked[0].register_forward_hook(lambda module, x, out: None)
     assert count_workers(monkeypatch, 2, hooked, data(9)) == 1
+
+
+def test_the_plan_names_the_workers() -> None:
+    x = data(30)
+    assert "workers: 2 (cpu, cpu)" in str(plan_tangent(net(), x, devices=TWO))
+    assert "workers" not in str(plan_tangent(net(), x))
 
 
 def test_workers_share_the_parameters() -> None:

@@ -162,6 +162,7 @@ def plan_tangent(
     memory: str | int | None = None,
     method: str = "auto",
     held: bool = True,
+    devices: Devices = None,
 ) -> Plan:
     """What ``tangent_kernel`` with the same arguments would do: method per layer, tiles, memory. Computes no kernel.
 
@@ -169,8 +170,11 @@ def plan_tangent(
     """
 
     def compute(way: str) -> Plan:
-        kernel = TangentKernel(model, x, x2, outputs=outputs, parameters=parameters, method=way, memory=memory)
-        return plan_gram(kernel, sample_count(x), None if x2 is None else sample_count(x2), kernel.budget, held=held)
+        def make(network: nn.Module, a: Inputs, b: Inputs | None, budget: str | int | None) -> TangentKernel:
+            return TangentKernel(network, a, b, outputs=outputs, parameters=parameters, method=way, memory=budget)
+
+        kernel = split_kernel(make, model, x, x2, memory, devices)
+        return plan_gram(kernel, sample_count(x), None if x2 is None else sample_count(x2), memory, held=held)
 
     with explain_input_errors(model, x, x2):
         return _with_fallback(compute, method)
