@@ -115,7 +115,7 @@ def time_kernel(design: str, n: int, where: str) -> dict[str, Any]:
                 result = tangent_kernel(model, x, devices=devices)
         seconds, used = time.perf_counter() - began, sum(os.times()[:4]) - own
         others = busy_seconds() - others - used
-        last = float("nan") if result is None else float(result[n // 3, n // 2])
+        last = None if result is None else float(result[n // 3, n // 2])
     share = max(0.0, others) / seconds / (os.cpu_count() or 1)
     found = {
         "seconds": round(seconds, 2),
