@@ -10,7 +10,7 @@ from torch import nn
 
 import zoo
 from unlazy import InputError, Unsupported
-from unlazy.kernels.capture import call_model, sample_count, take_samples
+from unlazy.kernels.capture import take_samples
 from unlazy.kernels.gram import gram, parse_memory, plan_gram
 from unlazy.kernels.projection import project_tangents
 from unlazy.kernels.tangent import (
@@ -21,25 +21,7 @@ from unlazy.kernels.tangent import (
     tangent_kernel,
 )
 from unlazy.kernels.tangent_engine import TangentKernel
-
-
-def slow_kernel(model: nn.Module, x) -> torch.Tensor:
-    """Every pair of samples and outputs ``[n, n, O, O]``; trusts nothing but autograd on batches of one."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    rows = []
-    for i in range(sample_count(x)):
-        for value in call_model(model, take_samples(x, slice(i, i + 1)))[0]:
-            found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-            rows.append(
-                torch.cat(
-                    [
-                        (torch.zeros_like(p) if g is None else g).reshape(-1)
-                        for p, g in zip(parameters, found, strict=True)
-                    ]
-                )
-            )
-    j = torch.stack(rows).reshape(sample_count(x), -1, rows[0].numel())
-    return torch.einsum("nap,mbp->nmab", j, j)
+from zoo import slow_kernel
 
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from unlazy.kernels.capture import call_model, sample_count, take_samples
+
 N = 5
 ZOO: dict[str, Callable[[], tuple[nn.Module, Any]]] = {}
 FAST = set()  # those no parameter of which should need the general path
@@ -33,6 +35,25 @@ def build(name: str) -> tuple[nn.Module, Any]:
     module = module.double().eval()
     widen = torch.utils._pytree.tree_map
     return module, widen(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, x)
+
+
+def slow_kernel(model: nn.Module, x: Any) -> Tensor:
+    """Every pair of samples and outputs ``[n, n, O, O]``; trusts nothing but autograd on batches of one."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for i in range(sample_count(x)):
+        for value in call_model(model, take_samples(x, slice(i, i + 1)))[0]:
+            found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+            rows.append(
+                torch.cat(
+                    [
+                        (torch.zeros_like(p) if g is None else g).reshape(-1)
+                        for p, g in zip(parameters, found, strict=True)
+                    ]
+                )
+            )
+    j = torch.stack(rows).reshape(sample_count(x), -1, rows[0].numel())
+    return torch.einsum("nap,mbp->nmab", j, j)
 
 
 def head(width: int, outputs: int = 3) -> list[nn.Module]:

@@ -5,9 +5,11 @@ Nothing of the module changes: hooks are removed, ``training`` and ``requires_gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,44 +18,53 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
+from unlazy.kernels.check_memory import GraphFacts
 from unlazy.kernels.layer_rules import Call
 from unlazy.models.dense_layers import Affine
 from unlazy.runtime import InputError, Unsupported, exact_float32, require
 
 Inputs = Any  # a tensor, a tuple of arguments, or a mapping of keyword arguments; samples along the first axis
+TABLES = (nn.Embedding, nn.EmbeddingBag)
 STATISTICS = ("running_mean", "running_var")  # buffers that training moves
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; each submodule gets its own flag back.
+def evaluation_mode(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Evaluation mode inside the block, with the list of all modules; each of them gets its own flag back.
 
     Encoder layers take their plain way: the fused one has no gradient, hides its gates and refuses padding masks here. What
     torch.compile made runs as it was written, and float32 means float32 on a GPU too.
     """
-    flags, fused = [(module, module.training) for module in model.modules()], torch.backends.mha.get_fastpath_enabled()
-    model.eval()
+    modules, fused = list(model.modules()), torch.backends.mha.get_fastpath_enabled()
+    flags = [module.training for module in modules]
+    if any(flags):
+        model.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with (
-            plain_gradients(model),
+            _plain_gradients(modules),
             exact_float32(),
-            torch.compiler.set_stance("force_eager") if _is_compiled(model) else nullcontext(),
+            torch.compiler.set_stance("force_eager") if _is_compiled(modules) else nullcontext(),
         ):
-            yield
+            yield modules
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        for module, flag in flags:
-            module.training = flag
+        for module, flag in zip(modules, flags, strict=True):
+            if module.training != flag:
+                module.training = flag
 
 
-@contextmanager
-def plain_gradients(model: nn.Module) -> Iterator[None]:
+def plain_gradients(model: nn.Module) -> AbstractContextManager[None]:
     """Inside the block embeddings have dense gradients, and what re-entrant checkpointing wraps runs directly.
 
     Sparse gradients have no rows to read, and re-entrant checkpointing allows no gradient by chosen parameters.
     """
-    tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
+    return _plain_gradients(list(model.modules()))
+
+
+@contextmanager
+def _plain_gradients(modules: Sequence[nn.Module]) -> Iterator[None]:
+    tables = [m for m in modules if isinstance(m, TABLES) and m.sparse]
     reentrant = vars(checkpoint)["CheckpointFunction"]
     try:
         for table in tables:
@@ -74,12 +85,9 @@ class _Unwrapped:
         return function(*arguments)
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile compiled a part of the model: hooks do not see the layers of compiled code."""
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+def _is_compiled(modules: Sequence[nn.Module]) -> bool:
+    """Whether torch.compile compiled one of the modules: hooks do not see the layers of compiled code."""
+    return any("_orig_mod" in module._modules or module._compiled_call_impl is not None for module in modules)
 
 
 @contextmanager
@@ -87,13 +95,16 @@ def require_gradients(parameters: list[nn.Parameter], others: list[nn.Parameter]
     """Inside the block ``parameters`` require gradients and ``others`` do not; afterwards all flags are restored."""
     flags = [(parameter, parameter.requires_grad) for parameter in [*parameters, *others]]
     try:
-        for parameter in others:
-            parameter.requires_grad_(False)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+        _set_flags([(parameter, False) for parameter in others])
+        _set_flags([(parameter, True) for parameter in parameters])
         yield
     finally:
-        for parameter, flag in flags:
+        _set_flags(flags)
+
+
+def _set_flags(flags: Sequence[tuple[nn.Parameter, bool]]) -> None:
+    for parameter, flag in flags:
+        if parameter.requires_grad != flag:
             parameter.requires_grad_(flag)
 
 
@@ -164,6 +175,8 @@ def _only_tensor(out: Any) -> Tensor:
 
 def sample_count(x: Inputs) -> int:
     """Number of samples: the length of the first axis, which all tensors must share."""
+    if isinstance(x, Tensor) and x.ndim:
+        return x.shape[0]
     sizes = {leaf.shape[:1] for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor)}
     if len(sizes) != 1:
         raise InputError(_unequal_message(x, sorted(size[0] if size else 0 for size in sizes)))
@@ -244,7 +257,7 @@ def channels_last(x: Inputs) -> Inputs:
             return leaf.contiguous(memory_format=formats[leaf.ndim])
         return leaf
 
-    return pytree.tree_map(lay_out, x)
+    return lay_out(x) if isinstance(x, Tensor) else pytree.tree_map(lay_out, x)
 
 
 def repeat_samples(x: Inputs) -> Inputs:
@@ -254,6 +267,8 @@ def repeat_samples(x: Inputs) -> Inputs:
 
 def take_samples(x: Inputs, part: slice) -> Inputs:
     """The samples of a slice, of every tensor in ``x``."""
+    if isinstance(x, Tensor):
+        return x[part]
     return pytree.tree_map(lambda leaf: leaf[part] if isinstance(leaf, Tensor) else leaf, x)
 
 
@@ -275,16 +290,24 @@ def check_numbers(model: nn.Module, *data: Inputs) -> None:
     """
     for x in data:
         check_inputs(x)
+    with torch.no_grad():
+        sums = [tensor.sum() for tensor in _trained_tensors(model) if _has_numbers(tensor)]
+        if all(math.isfinite(number) for some in _by_kind(sums) for number in torch.stack(some).abs().tolist()):
+            return  # a single NaN or infinity would make the sum NaN or infinite
     statistics = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(STATISTICS)]
     held = {name: tensor for name, tensor in (*model.named_parameters(), *statistics) if _has_numbers(tensor)}
-    sums = [tensor.detach().sum().abs().double() for tensor in held.values()]
-    if all(bool(torch.stack(some).isfinite().all()) for some in _by_device(sums)):
-        return  # a single NaN or infinity would make the sum NaN or infinite
     for name, tensor in held.items():
         bad = int((~torch.isfinite(tensor)).sum())
         require(
             bad == 0, f"{bad} of the {tensor.numel()} numbers in {name} are NaN or infinite: training has diverged."
         )
+
+
+def _trained_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Parameters and running statistics, shared ones several times; half the time of ``named_parameters``."""
+    for module in model.modules():
+        yield from (p for p in module._parameters.values() if p is not None)
+        yield from (b for name, b in module._buffers.items() if name in STATISTICS and b is not None)
 
 
 def _has_numbers(tensor: Tensor) -> bool:
@@ -293,9 +316,12 @@ def _has_numbers(tensor: Tensor) -> bool:
     return tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1)  # bytes cannot be summed
 
 
-def _by_device(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    devices = {tensor.device for tensor in tensors}
-    return [[tensor for tensor in tensors if tensor.device == device] for device in devices]
+def _by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors of one device and one type together."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(kinds.values())
 
 
 @dataclass
@@ -360,13 +386,14 @@ def graph_nodes(out: Tensor) -> Iterator[Any]:
             yield node
 
 
-def moves_entries(out: Tensor) -> bool:
-    """Whether the way to ``out`` picks entries by numbers or masks, or is written by hand: layers may see another order."""
-    return any(
-        isinstance(node, torch.autograd.function.BackwardCFunction)
-        or any(kind in node.name() for kind in MOVES_ENTRIES)
-        for node in graph_nodes(out)
-    )
+def moves_entries(facts: GraphFacts) -> bool:
+    """Whether the way to the output picks entries by numbers or masks, or is written by hand: layers may see another order."""
+    return facts.custom or any(_moves_entries(kind) for kind in facts.kinds)
+
+
+@cache
+def _moves_entries(kind: str) -> bool:
+    return any(part in kind for part in MOVES_ENTRIES)
 
 
 def count_reads(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:

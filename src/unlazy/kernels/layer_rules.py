@@ -40,7 +40,9 @@ class Call:
     @property
     def gradient(self) -> Tensor:
         """All directions at once, ``[k, n, ...]``."""
-        return self.gradients if isinstance(self.gradients, Tensor) else torch.stack(list(self.gradients))
+        if isinstance(self.gradients, Tensor):
+            return self.gradients
+        return self.gradients[0][None] if len(self.gradients) == 1 else torch.stack(list(self.gradients))
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ Rule = Callable[[list[Call], bool, bool], list[Share]]
 
 def linear_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     """y = x W^T + b on the last axis; other axes, and further calls of the same layer, are positions."""
+    if len(calls) == 1 and calls[0].input.ndim == 2:
+        return [Factors(calls[0].input, calls[0].gradient.transpose(0, 1), weight, bias)]
     a = _concatenate([call.input.flatten(1, -2) if call.input.ndim > 2 else call.input[:, None] for call in calls], 1)
     g = _concatenate([_directions_second(call.gradient) for call in calls], 2)
     return _outer_product_share(a, g, weight, bias)

@@ -81,8 +81,7 @@ def _whole_number(index: Any) -> int | None:
 
 def own_parameters(module: nn.Module, picked: tuple[bool, bool]) -> list[nn.Parameter]:
     """Weight and bias of a module, those of them that are picked."""
-    own = dict(module.named_parameters(recurse=False))
-    return [own[name] for name, taken in zip(("weight", "bias"), picked, strict=True) if taken]
+    return [module._parameters[name] for name, taken in zip(("weight", "bias"), picked, strict=True) if taken]  # type: ignore[misc]
 
 
 def trainable_by_module(model: nn.Module) -> dict[str, list[str]]:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unlazy.kernels.capture import Inputs, check_module, explain_input_errors, sample_count, take_samples
+from unlazy.kernels.check_memory import StaleCheck, forget
 from unlazy.kernels.gated import is_stack
 from unlazy.kernels.gram import Plan, Progress, gram, plan_gram, ready_context
 from unlazy.kernels.gram_workers import Devices, split_kernel
@@ -84,7 +85,7 @@ def tangent_kernel(
     def compute(way: str) -> Tensor | Any:
         def make(network: nn.Module, a: Inputs, b: Inputs | None, budget: str | int | None) -> TangentKernel:
             options: Any = {"outputs": outputs, "parameters": parameters, "method": way, "surrogate": surrogate}
-            made = TangentKernel(network, a, b, memory=budget, **options)
+            made = TangentKernel(network, a, b, memory=budget, reuse_check=True, **options)
             made.rough = precision == "bfloat16"
             return made
 
@@ -93,7 +94,7 @@ def tangent_kernel(
             return gram(kernel, x, x2, memory=memory, out=out, progress=progress)
 
     with explain_input_errors(model, x, x2):
-        return _check_float16_range(_with_fallback(compute, method))
+        return _check_float16_range(_with_fallback(model, compute, method))
 
 
 def _check_float16_range(kernel: Result) -> Result:
@@ -105,10 +106,17 @@ def _check_float16_range(kernel: Result) -> Result:
     return kernel
 
 
-def _with_fallback(compute: Callable[[str], Result], method: str) -> Result:
-    """``compute(method)``; if a layer's rule turns out not to fit the samples, ``compute("loop")``."""
+def _with_fallback(model: nn.Module, compute: Callable[[str], Result], method: str) -> Result:
+    """``compute(method)``; if a layer's rule turns out not to fit the samples, ``compute("loop")``.
+
+    A model that no longer does what it did when its rules were checked is checked again.
+    """
     try:
-        return compute(method)
+        try:
+            return compute(method)
+        except StaleCheck:
+            forget(model)
+            return compute(method)
     except RuleMismatch:
         return compute("loop")
 
@@ -124,7 +132,7 @@ def tangent_diagonal(
     """The diagonal of the kernel, ``[n]`` (or ``[n, k, k]``): squared gradient norms. No pairs are computed."""
 
     def compute(way: str) -> Tensor:
-        kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=way)
+        kernel = TangentKernel(model, x, outputs=outputs, parameters=parameters, method=way, reuse_check=True)
         with kernel.ready():
             parts = [
                 take_samples(x, slice(start, start + kernel.chunk)) for start in range(0, sample_count(x), kernel.chunk)
@@ -135,7 +143,7 @@ def tangent_diagonal(
         return blocks if kernel.tail else blocks.diagonal(dim1=1, dim2=2).sum(-1)
 
     with explain_input_errors(model, x):
-        return _check_float16_range(_with_fallback(compute, method))
+        return _check_float16_range(_with_fallback(model, compute, method))
 
 
 def layer_kernels(
@@ -177,7 +185,7 @@ def plan_tangent(
         return plan_gram(kernel, sample_count(x), None if x2 is None else sample_count(x2), memory, held=held)
 
     with explain_input_errors(model, x, x2):
-        return _with_fallback(compute, method)
+        return _with_fallback(model, compute, method)
 
 
 def tangent_features(
@@ -186,12 +194,12 @@ def tangent_features(
     """grad f_o(x_i) over the chosen parameters as rows ``[n, outputs, p]`` (grouped by layer, not in parameter order)."""
 
     def compute(way: str) -> Tensor:
-        kernel = TangentKernel(model, x, outputs="full", parameters=parameters, method=way)
+        kernel = TangentKernel(model, x, outputs="full", parameters=parameters, method=way, reuse_check=True)
         with kernel.ready():
             return torch.cat(explicit_rows(kernel.features(x)), dim=-1)
 
     with explain_input_errors(model, x):
-        return _with_fallback(compute, method)
+        return _with_fallback(model, compute, method)
 
 
 # --- precision -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from unlazy.kernels.convolution_windows import Windows
 from unlazy.kernels.layer_rules import Factors, Positions, Rows, Share, sum_tensors, token_table
 from unlazy.kernels.tiling import Band, Tile, cut_bands, cut_tiles
 
+FEW_ROWS = 128  # rows of the products of all directions of few samples
 SLIM = 64  # samples a side under which one product for all directions beats one for each pair
 POSITION_ENTRIES = 2**22  # how many entries of a position-by-position product are held at once
 BLOCK, DEVICE_BLOCK = 512, 2048  # pairs of samples are added up in squares of this side, which stay in the cache
@@ -51,7 +52,9 @@ def fill_full(out: Tensor, first: Sequence[Share], second: Sequence[Share], buff
     outer = [(a, b) for a, b in zip(first, second, strict=True) if isinstance(a, Factors) and isinstance(b, Factors)]
     if not outer or not outer[0][0].weight:
         out.zero_()
-    for block in blocks if outer else []:
+    if outer and same and out.shape[2] <= SLIM and not out.is_cuda:
+        _fill_few_factors(out, [a for a, _ in outer], buffers)
+    for block in blocks if outer and not (same and out.shape[2] <= SLIM and not out.is_cuda) else []:
         _fill_factors(out, block, outer, buffers, same=same)
     for a, b in zip(first, second, strict=True):
         assert type(a) is type(b), "both sides hold a layer in one form"
@@ -98,10 +101,10 @@ def _mirror(out: Tensor, blocks: list[Band]) -> None:
         if not block.is_on_diagonal:
             block.mirror().pairs_of(out).copy_(made.transpose(0, 1).mT)
             continue
-        for k in range(out.shape[0]):
-            made[k, k].copy_(made[k, k].triu() + made[k, k].triu(1).mT)
-            for m in range(k):
-                made[k, m].copy_(made[m, k].mT)
+        own = made.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+        own.copy_(own.triu() + own.triu(1).mT)
+        for k in range(1, out.shape[0]):
+            made[k, :k].copy_(made[:k, k].mT)
 
 
 def _add_rows(out: Tensor, blocks: list[Band], left: Tensor, right: Tensor, buffers: Buffers, *, same: bool) -> None:
@@ -155,6 +158,34 @@ def _fill_factors(
                 torch.mul(product, gram, out=target[k, m])
             else:
                 target[k, m].addcmul_(product, gram)
+
+
+def _fill_few_factors(out: Tensor, shares: Sequence[Factors], buffers: Buffers) -> None:
+    """The same for few samples of one set: a product of some directions with all that follow, not one for each pair."""
+    k, n = out.shape[0], out.shape[2]
+    inputs = []
+    for number, share in enumerate(shares):
+        gram = torch.mm(share.a, share.a.T, out=buffers(f"inputs {number}", share.a, n, n)) if share.weight else None
+        inputs.append(gram.add_(1) if gram is not None and share.bias else gram)
+    gradients = [share.g.transpose(0, 1).reshape(k * n, -1) for share in shares]
+    step = max(1, FEW_ROWS // n)
+    for start in range(0, k, step):
+        stop = min(start + step, k)
+        shape = stop - start, n, k - start, n
+        total = out[0, 0] if k == 1 else buffers("few", out, (stop - start) * n, (k - start) * n)
+        product = buffers("gradients", out, *total.shape)
+        for number, (g, gram) in enumerate(zip(gradients, inputs, strict=True)):
+            left, right = g[start * n : stop * n], g[start * n :].T
+            if gram is None:
+                total.addmm_(left, right) if number else torch.mm(left, right, out=total)
+                continue
+            torch.mm(left, right, out=product)
+            if number:
+                total.view(shape).addcmul_(product.view(shape), gram[:, None])
+            else:
+                torch.mul(product.view(shape), gram[:, None], out=total.view(shape))
+        if k > 1:
+            out[start:stop, start:] = total.view(shape).transpose(1, 2)
 
 
 def _input_gram(block: Band, a: Factors, b: Factors, buffers: Buffers, number: int) -> Tensor | None:

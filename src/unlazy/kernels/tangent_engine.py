@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ from unlazy.kernels.capture import (
     take_samples,
     tap_gradients,
 )
+from unlazy.kernels.check_memory import CheckResult, StaleCheck, graph_facts, recall, remember, structure_key
 from unlazy.kernels.convolution_windows import Windows
 from unlazy.kernels.gated import with_exact_gradients
 from unlazy.kernels.gram import TooLittleMemory, parse_memory, size_text
@@ -49,6 +52,8 @@ from unlazy.runtime import Unsupported, require
 CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
 # For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
 WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**26, 2**32, 0.25, 12
+SMALL_BYTES, SMALL_BUDGET = 2**25, 2**28  # a kernel that takes so little needs no look at what is free
+FINDINGS = ("plain_layout", "follow_inputs", "dtype", "device", "coarsest", "feature_bytes", "work", "methods")
 FORMS = {
     Factors: "outer products, never formed",
     Positions: "position by position",
@@ -82,28 +87,39 @@ class TangentKernel:
         method: str = "auto",
         surrogate: bool = False,
         memory: str | int | None = None,
+        reuse_check: bool = False,
     ) -> None:
         require(method in ("auto", "loop"), f"method must be 'auto' or 'loop', got {method!r}.")
         check_numbers(model, *(data for data in (x, x2) if data is not None))
         self.chosen = select_parameters(model, parameters)
         self.model = model if surrogate else with_exact_gradients(model)
-        self.fast = self._modules_with_rule() if method == "auto" else {}
+        self.fast: dict[nn.Module, tuple[bool, bool]] = {}
         self.idle: set[nn.Module] = set()
         self.forms: dict[nn.Module, Form] = {}
         self.explicit: set[nn.Module] = set()  # rows on both sides: samples of two sizes would be held in two forms
-        self.chunk, self.rough, self.plain_layout = 1, False, False
+        self.chunk, self.rough, self.plain_layout, self.follow_inputs = 1, False, False, True
         self.buffers = Buffers()
-        with self.ready():
-            seen = [self._check_rules(_first_and_last(data), outputs) for data in (x, x2) if data is not None]
-            costs = [self._bytes_per_sample(each) for each in seen]
-            if self.explicit:
-                costs = [self._bytes_per_sample(each) for each in seen]
-        self.feature_bytes, work = (max(cost) for cost in zip(*costs, strict=True))
-        self.work, self.budget = work, parse_memory(memory, self.device)
+        asked = (repr(outputs), repr(parameters), method, surrogate, repr(memory))
+        key = structure_key(model, (x, x2), *asked) if reuse_check else None
+        found = None if key is None else recall(model, key)
+        self.is_checked = found is not None
+        if found is None:
+            self._check(x, x2, outputs, method)
+            found = CheckResult(self._findings())
+            if key is not None:
+                remember(model, key, found)
+        else:
+            self._take_findings(found.findings)
+        self._graphs = found.graphs
+        self.count = direction_count(outputs, self._no_outputs.shape[1])
+        work, most = self.work, max(sample_count(x), 0 if x2 is None else sample_count(x2))
+        small = (self.feature_bytes + work + 8 * self.count**2 * most) * most < SMALL_BYTES
+        self.budget = (
+            SMALL_BUDGET if memory is None and small and self.is_checked else parse_memory(memory, self.device)
+        )
         self._check_memory()
         self.directions, pairing = output_directions(outputs, self._no_outputs)
         self.tail: tuple[int, ...] = (self.count,) * 2 if pairing == "full" else ()
-        most = max(sample_count(x), 0 if x2 is None else sample_count(x2))
         on_device = self.device.type == "cuda"
         wanted = max(WORK_SAMPLES, (DEVICE_WORK_BYTES if on_device else WORK_BYTES) // max(1, work))
         self.chunk = max(1, min(1024, most, wanted, int(WORK_SHARE * self.budget) // max(1, work)))
@@ -111,17 +127,45 @@ class TangentKernel:
         # The check holds one gradient, then a layer's of two samples.
         self.work_bytes = self.fixed_bytes + max(work * self.chunk, checked)
         self.best_tile = 4096 if on_device else 512
+
+    def _check(self, x: Inputs, x2: Inputs | None, outputs: Outputs, method: str) -> None:
+        """Pick a rule for each layer, check it, and read off what features cost."""
+        self.fast = self._modules_with_rule() if method == "auto" else {}
+        with self.ready():
+            seen = [self._check_rules(_first_and_last(data), outputs) for data in (x, x2) if data is not None]
+            costs = [self._bytes_per_sample(each) for each in seen]
+            if self.explicit:
+                costs = [self._bytes_per_sample(each) for each in seen]
+        self.feature_bytes, self.work = (max(cost) for cost in zip(*costs, strict=True))
         self.methods = self._describe_methods()
+
+    def _findings(self) -> dict[str, Any]:
+        """What the check found, modules given by number: nothing that keeps the model alive."""
+        numbers = {module: number for number, module in enumerate(self.model.modules())}
+        found: dict[str, Any] = {name: getattr(self, name) for name in FINDINGS}
+        found["width"] = self._no_outputs.shape[1]
+        found["fast"] = [(numbers[module], picked) for module, picked in self.fast.items()]
+        found["forms"] = [(numbers[module], form) for module, form in self.forms.items()]
+        return found | {name: [numbers[module] for module in getattr(self, name)] for name in ("idle", "explicit")}
+
+    def _take_findings(self, found: dict[str, Any]) -> None:
+        """The inverse of :meth:`_findings`."""
+        modules = list(self.model.modules())
+        for name in FINDINGS:
+            setattr(self, name, found[name])
+        self._no_outputs = torch.empty(0, found["width"], dtype=self.dtype, device=self.device)
+        self.fast = {modules[number]: picked for number, picked in found["fast"]}
+        self.forms = {modules[number]: form for number, form in found["forms"]}
+        self.idle, self.explicit = ({modules[number] for number in found[name]} for name in ("idle", "explicit"))
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Context in which features are made: evaluation mode, and parameters that require no gradient."""
-        with (
-            torch.inference_mode(False),
-            evaluation_mode(self.model),
-            require_gradients([], list(self.model.parameters())),
-        ):
-            yield
+        """Context in which features are made: evaluation mode, and only parameters with a rule require gradients."""
+        with torch.inference_mode(False), evaluation_mode(self.model) as modules:
+            every = {p: None for module in modules for p in module._parameters.values() if p is not None}
+            served = {p: None for module, picked in self.fast.items() for p in own_parameters(module, picked)}
+            with require_gradients(list(served), [p for p in every if p not in served]):
+                yield
 
     def features(self, x: Inputs) -> list[Share]:
         """Shares of all chosen parameters for the samples ``x``, always in one order; made ``chunk`` samples at a time."""
@@ -197,13 +241,17 @@ class TangentKernel:
                 )
 
     def _check_samples_apart(self, together: Tensor, alone: Tensor) -> None:
-        scale = float(alone.abs().max()) + 1e-30
-        if float((together - alone).abs().max()) > 1e3 * torch.finfo(self.coarsest).eps * max(scale, 1.0):
+        if not self._are_equal(together, alone):
             raise Unsupported(
                 type(self.model).__name__,
                 "the output for a sample depends on the other samples of the batch",
                 "The tangent kernel is defined on batches of one; take the mixing layer out, or wrap the model.",
             )
+
+    def _are_equal(self, together: Tensor, alone: Tensor) -> bool:
+        """Whether outputs are the same up to rounding."""
+        bound = 1e3 * torch.finfo(self.coarsest).eps * max(float(alone.abs().max()), 1.0)
+        return bool((together - alone).abs().max() <= bound)
 
     def _check_rules(self, probe: Inputs, outputs: Outputs) -> tuple[list[Tap], dict[nn.Module, list[Call]]]:
         """Compare every rule with the gradients of two single samples; a rule that disagrees is dropped.
@@ -312,9 +360,62 @@ class TangentKernel:
                 self.plain_layout = True
         return forward_with_taps(self.model, x, set(self.fast))
 
-    def _calls(self, out: Tensor, taps: list[Tap], directions: Tensor, *, demote: bool) -> dict[nn.Module, list[Call]]:
+    def _forward_as_checked(self, x: Inputs) -> tuple[Tensor, list[Tap], bool]:
+        """Output and taps, and whether entries may have moved; raises if the forward pass is not as it was checked.
+
+        Parameters with a rule and inputs require gradients here, so that the graph shows every read of them: only calls of its
+        module may read a parameter. The graph also tells whether a check of an earlier call still holds (``StaleCheck``).
+        """
+        owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
+        given = self._follow_inputs(x)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
+                out, taps = self._forward(given)
+        except RuntimeError:
+            if not self.follow_inputs:
+                raise
+            self.follow_inputs = False  # the model changes its input in place, or makes an array of it
+            out, taps = self._forward(x)
+        leaves = [parameter for own in owned.values() for parameter in own]
+        leaves += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+        numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+        facts = graph_facts(out, numbers, [tap.output.grad_fn for tap in taps])
+        calls = Counter([tap.module for tap in taps])
+        for module, own in owned.items():
+            if max([facts.reads.get(id(parameter), 0) for parameter in own]) > calls[module]:
+                raise RuleMismatch
+        shapes = tuple([leaf.shape if isinstance(leaf, Tensor) else None for leaf in pytree.tree_leaves(x)])
+        if not self.is_checked:
+            self._graphs[shapes] = facts.signature
+        elif self._graphs.get(shapes) != facts.signature or not self._is_apart(out.detach(), x):
+            raise StaleCheck
+        return out, taps, moves_entries(facts)
+
+    def _follow_inputs(self, x: Inputs) -> Inputs:
+        """Inputs that require gradients, where the model allows it."""
+        if not self.follow_inputs:
+            return x
+
+        def follow(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                return leaf
+            return (leaf.clone() if leaf.is_inference() else leaf.detach()).requires_grad_()
+
+        laid_out = x if self.plain_layout else channels_last(x)
+        return follow(laid_out) if isinstance(x, Tensor) else pytree.tree_map(follow, laid_out)
+
+    def _is_apart(self, together: Tensor, x: Inputs) -> bool:
+        """Whether the last sample has the same output in a batch of one."""
+        n = len(together)
+        with torch.no_grad():
+            return self._are_equal(together[n - 1 :], call_model(self.model, take_samples(x, slice(n - 1, n))))
+
+    def _calls(
+        self, out: Tensor, taps: list[Tap], directions: Tensor, *, demote: bool, moved: bool = False
+    ) -> dict[nn.Module, list[Call]]:
         """The calls of each module with a rule. A module whose calls lack one entry a sample loses its rule (``demote``) or
-        raises ``RuleMismatch``.
+        raises ``RuleMismatch``. ``moved``: entries may stand in another order, which is checked.
         """
         n = len(out)
         crooked = {tap.module for tap in taps if len(tap.input) != n or len(tap.output) != n}
@@ -325,7 +426,7 @@ class TangentKernel:
         taps = [tap for tap in taps if tap.module not in crooked]
         batched = all(rule_for(module) in (linear_rule, constant_rule) for module in self.fast)
         try:
-            in_order = make_entry_check(out, taps, directions) if not demote and moves_entries(out) else None
+            in_order = make_entry_check(out, taps, directions) if moved else None
             found = tap_gradients(out, taps, directions, batched=batched)
         except CheckpointError as error:  # what is computed again in the backward pass was not seen
             raise RuleMismatch from error
@@ -346,7 +447,11 @@ class TangentKernel:
 
     def _shares(self, x: Inputs) -> Iterator[Share]:
         """Share after share; the activations of a layer are freed once its share is made."""
-        by_module = self._calls(*self._forward(x), self.directions, demote=False) if self.fast else {}
+        by_module: dict[nn.Module, list[Call]] = {}
+        if self.fast:
+            out, taps, moved = self._forward_as_checked(x)
+            by_module = self._calls(out, taps, self.directions, demote=False, moved=moved)
+            del out, taps
         for module in self.fast:
             if (module in by_module) == (module in self.idle):
                 raise RuleMismatch  # used by other samples than those it was checked on
