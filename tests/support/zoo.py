@@ -191,7 +191,7 @@ def reused_layer():
     return Twice(), torch.randn(N, 4)
 
 
-@case(fast=False)
+@case()
 def tied_embedding():
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -251,7 +251,7 @@ def weight_norm():
     return nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 2)), torch.randn(N, 4)
 
 
-@case(fast=False)
+@case()
 def attention():
     class Attend(nn.Module):
         def __init__(self) -> None:
@@ -264,13 +264,13 @@ def attention():
     return Attend(), torch.randn(N, 3, 4)
 
 
-@case(fast=False)
+@case()
 def transformer_layer():
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
     return nn.Sequential(layer, *head(12, 2)), torch.randn(N, 3, 4)
 
 
-@case(fast=False)
+@case()
 def recurrent():
     class Recur(nn.Module):
         def __init__(self) -> None:

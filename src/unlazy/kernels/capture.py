@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
@@ -20,6 +21,7 @@ from torch.utils import checkpoint
 
 from unlazy.kernels.check_memory import GraphFacts
 from unlazy.kernels.layer_rules import Call
+from unlazy.kernels.weight_uses import WeightUse, watch_uses
 from unlazy.models.dense_layers import Affine
 from unlazy.runtime import InputError, Unsupported, exact_float32, require
 
@@ -326,12 +328,38 @@ def _by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 @dataclass
 class Tap:
-    """One call of a watched module, before gradients are known."""
+    """One call of a watched module, or of a function that reads a watched weight, before gradients are known.
+
+    ``rows``: where it reads some rows of the weight only, the first of them and how many the weight has.
+    """
 
     module: nn.Module
     input: Tensor
     output: Tensor
     version: int
+    rows: tuple[int, int] | None = None
+
+    def fits(self, n: int, *, folded: bool) -> bool:
+        """Whether there may be one entry a sample; ``folded``: other axes may lie before samples, or be folded into them."""
+        if len(self.input) == n == len(self.output):
+            return True
+        return folded and _entries(self.input) % n == 0 and _entries(self.output) == _entries(self.input)
+
+    def arrange(self, values: Tensor, n: int, layout: int | None) -> Tensor:
+        """Inputs or gradients with samples first, ``[n, t, ...]``, as a view where that is possible.
+
+        ``layout``: how samples and positions lie in the axes before the last, 0 for samples first, 1 for positions first;
+        ``None``: samples are the first axis.
+        """
+        if layout is None:
+            return values
+        flat = values.reshape(-1, *values.shape[-1:]) if values.is_floating_point() else values.reshape(-1)
+        return flat.unflatten(0, (n, -1)) if layout == 0 else flat.unflatten(0, (-1, n)).transpose(0, 1)
+
+
+def _entries(values: Tensor) -> int:
+    """Samples times positions: the entries of all axes but that of numbers (tokens are numbers themselves)."""
+    return values.numel() // values.shape[-1] if values.is_floating_point() else values.numel()
 
 
 def forward_with_taps(model: nn.Module, x: Inputs, watched: set[nn.Module]) -> tuple[Tensor, list[Tap]]:
@@ -362,9 +390,18 @@ def _run_with_hooks(model: nn.Module, x: Inputs, watched: set[nn.Module], *, cop
         taps.append(Tap(module, entered.detach(), output, output._version))
         return output.clone() if copies else None
 
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in watched]
+    def note(use: WeightUse, entered: Tensor, output: Tensor, rows: tuple[int, int] | None) -> Tensor:
+        if not output.requires_grad:
+            output.requires_grad_(True)
+        taps.append(Tap(use, entered.detach(), output, output._version, rows))
+        return output.clone() if copies else output
+
+    uses = [module for module in watched if isinstance(module, WeightUse)]
+    handles = [
+        module.register_forward_hook(hook, with_kwargs=True) for module in watched if not isinstance(module, WeightUse)
+    ]
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), watch_uses(uses, note):
             return call_model(model, x), taps
     finally:
         for handle in handles:
@@ -407,54 +444,76 @@ def count_reads(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:
     return [counts[id(parameter)] for parameter in parameters]
 
 
-def tap_gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> TapGradients:
+def tap_gradients(
+    out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool, keep: bool = False
+) -> TapGradients:
     """For every tap the gradient of ``out . directions[k]`` at its output, one ``[n, ...]`` per k; ``None`` where unused.
 
-    Samples do not meet inside the model, so one backward pass per direction serves all of them.
+    ``keep``: the graph is needed again. Samples do not meet inside the model, so one backward pass per direction serves all of them.
     """
     if not taps or not out.requires_grad:
         return [None] * len(taps)
-    outputs = [tap.output for tap in taps]
+    numbers: dict[int, int] = {}  # one call may be tapped twice, for its weight and for its bias
+    for tap in taps:
+        numbers.setdefault(id(tap.output), len(numbers))
+    outputs = list({id(tap.output): tap.output for tap in taps}.values())
     seeds = directions[:, None, :].expand(-1, out.shape[0], -1)  # [k, n, outputs]
+    found: TapGradients
     if batched and len(directions) > 1:
-        found = torch.autograd.grad(out, outputs, seeds, is_grads_batched=True, allow_unused=True)
-        return list(found)
-    rows = [
-        torch.autograd.grad(out, outputs, seed, retain_graph=k + 1 < len(seeds), allow_unused=True)
-        for k, seed in enumerate(seeds)
-    ]
-    return [None if column[0] is None else list(column) for column in zip(*rows, strict=True)]
+        found = list(torch.autograd.grad(out, outputs, seeds, is_grads_batched=True, allow_unused=True))
+    else:
+        rows = [
+            torch.autograd.grad(out, outputs, seed, retain_graph=keep or k + 1 < len(seeds), allow_unused=True)
+            for k, seed in enumerate(seeds)
+        ]
+        found = [None if column[0] is None else list(column) for column in zip(*rows, strict=True)]
+    return [found[numbers[id(tap.output)]] for tap in taps]
 
 
-def make_entry_check(out: Tensor, taps: list[Tap], directions: Tensor) -> Callable[[TapGradients], bool]:
+def make_entry_check(
+    out: Tensor, taps: list[Tap], directions: Tensor, layouts: Mapping[nn.Module, int]
+) -> Callable[[TapGradients], bool]:
     """A function that checks :func:`tap_gradients`: whether entry i of every tap feeds output i and no other.
 
     Gradients of outputs with a random weight each must be the gradients found, entry by entry, with these weights.
     """
-    random = torch.Generator().manual_seed(0)
+    random, n = torch.Generator().manual_seed(0), len(out)
     mixed, weights = (
-        torch.randn(size, generator=random, dtype=torch.float64).to(directions) for size in (len(directions), len(out))
+        torch.randn(size, generator=random, dtype=torch.float64).to(directions) for size in (len(directions), n)
     )
     seed = torch.outer(weights, mixed @ directions)
     weighted = torch.autograd.grad(out, [tap.output for tap in taps], seed, retain_graph=True, allow_unused=True)
 
     def holds(found: TapGradients) -> bool:
-        for each, expected in zip(found, weighted, strict=True):
+        for tap, each, expected in zip(taps, found, weighted, strict=True):
             if each is not None and expected is not None and expected.numel():
                 own = sum(factor.to(part) * part for factor, part in zip(mixed, each, strict=True))
+                own, wanted = (tap.arrange(part, n, layouts.get(tap.module)) for part in (own, expected))
                 own = own * weights.to(own).reshape(-1, *(1,) * (own.ndim - 1))
                 bound = min(1e3 * torch.finfo(own.dtype).eps, 0.1) * float(own.abs().max())
-                if float((own - expected).abs().max()) > bound:
+                if float((own - wanted).abs().max()) > bound:
                     return False
         return True
 
     return holds
 
 
-def calls_by_module(taps: list[Tap], found: TapGradients) -> dict[nn.Module, list[Call]]:
-    """The calls of each watched module that reach the output."""
+def calls_by_module(
+    taps: list[Tap], found: TapGradients, n: int, layouts: Mapping[nn.Module, int]
+) -> dict[nn.Module, list[Call]]:
+    """The calls of each watched module that reach the output, samples first."""
     grouped: dict[nn.Module, list[Call]] = {}
     for tap, gradient in zip(taps, found, strict=True):
         if gradient is not None:
-            grouped.setdefault(tap.module, []).append(Call(tap.module, tap.input, gradient))
+            grouped.setdefault(tap.module, []).append(_make_call(tap, gradient, n, layouts.get(tap.module)))
     return grouped
+
+
+def _make_call(tap: Tap, gradients: list[Tensor] | Tensor, n: int, layout: int | None) -> Call:
+    if layout is None and tap.rows is None:
+        return Call(tap.module, tap.input, gradients)
+    arranged = [tap.arrange(gradient, n, layout) for gradient in gradients]
+    if tap.rows is not None:  # zero for the rows of the weight that the call does not read
+        start, whole = tap.rows
+        arranged = [F.pad(gradient, (start, whole - start - gradient.shape[-1])) for gradient in arranged]
+    return Call(tap.module, tap.arrange(tap.input, n, layout), arranged)

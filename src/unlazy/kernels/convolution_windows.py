@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+GROUPED_ENTRIES = 2**18  # numbers of one batched product of grouped filters, so that they stay in the cache
 Buffer = Callable[..., Tensor]  # of ``tangent_blocks.Buffers``
 
 
@@ -68,29 +69,52 @@ class Windows:
         if out.is_cuda:
             self._write_batch(out)
             return
+        if self.module.groups > 1:
+            self._write_groups(out)
+            return
         module, k = self.module, self.directions
-        n, groups = len(self.inputs[0]), module.groups
-        c, m = module.in_channels // groups, module.out_channels // groups
-        taps = math.prod(module.kernel_size)
-        rows = out.view(n, 1, k * m, taps * c) if groups == 1 else out.new_empty(n, groups, k * m, taps * c)
+        n, c, m, taps = len(self.inputs[0]), module.in_channels, module.out_channels, math.prod(module.kernel_size)
+        rows = out.view(n, k * m, taps * c)
         for number, (entered, gradients) in enumerate(zip(self.inputs, self.gradients, strict=True)):
             seen = window_view(entered, module)  # [n, ..., taps..., channels], a view
             sizes, kernel = seen.shape[1 : 1 + len(module.kernel_size)], module.kernel_size
             gathered_patches = rows.new_empty(*sizes, *kernel, c)
             gathered = rows.new_empty(math.prod(sizes), k, m)
-            channels_last = [g.movedim(1, -1).reshape(n, -1, groups, m) for g in gradients]
+            channels_last = [g.movedim(1, -1).reshape(n, -1, m) for g in gradients]
             for i in range(n):
-                for group in range(groups):
-                    gathered_patches.copy_(seen[i, ..., group * c : (group + 1) * c])
-                    for direction, g in enumerate(channels_last):
-                        gathered[:, direction] = g[i, :, group]
-                    left, right = gathered.view(-1, k * m).T, gathered_patches.view(-1, taps * c)
-                    if number == 0:
-                        torch.mm(left, right, out=rows[i, group])
-                    else:
-                        rows[i, group].addmm_(left, right)
-        if groups > 1:
-            out.copy_(rows.view(n, groups, k, -1).transpose(1, 2).reshape(n, k, -1))
+                gathered_patches.copy_(seen[i])
+                for direction, g in enumerate(channels_last):
+                    gathered[:, direction] = g[i]
+                left, right = gathered.view(-1, k * m).T, gathered_patches.view(-1, taps * c)
+                if number == 0:
+                    torch.mm(left, right, out=rows[i])
+                else:
+                    rows[i].addmm_(left, right)
+
+    def _write_groups(self, out: Float[Tensor, "n k p"]) -> None:
+        """Explicit gradients of grouped filters: one batched product for all groups of a few samples.
+
+        Positions are innermost, so that the windows of a channel are copied in long pieces.
+        """
+        module, k, n, groups = self.module, self.directions, len(self.inputs[0]), self.module.groups
+        c, m, taps = module.in_channels // groups, module.out_channels // groups, math.prod(module.kernel_size)
+        rows = out.view(n, k, groups, m, c * taps)
+        for number, (entered, gradients) in enumerate(zip(self.inputs, self.gradients, strict=True)):
+            t = math.prod(gradients[0].shape[2:])
+            some = max(1, GROUPED_ENTRIES // (t * groups * max(c * taps, k * m)))
+            for start in range(0, n, some):
+                part = slice(start, min(start + some, n))
+                size = part.stop - start
+                windows = channel_windows(entered[part], module).reshape(size * groups, c * taps, t)
+                found = rows.new_empty(size, groups, k, m, t)
+                for direction, g in enumerate(gradients):
+                    found[:, :, direction] = g[part].reshape(size, groups, m, t)
+                made = torch.bmm(found.view(size * groups, k * m, t), windows.mT)
+                made = made.view(size, groups, k, m, c * taps).transpose(1, 2)
+                if number == 0:
+                    rows[part] = made
+                else:
+                    rows[part] += made
 
     def _write_batch(self, out: Float[Tensor, "n k p"]) -> None:
         module, k, n = self.module, self.directions, len(self.inputs[0])
@@ -147,6 +171,17 @@ def window_view(x: Tensor, module: Any) -> Tensor:
     steps = x.stride()
     strides = [steps[0], *(steps[1 + i] * stride[i] for i in axes), *(steps[1 + i] * dilation[i] for i in axes), 1]
     return x.as_strided([x.shape[0], *sizes, *kernel, x.shape[-1]], strides)
+
+
+def channel_windows(x: Tensor, module: Any) -> Tensor:
+    """All windows of ``x [n, c, ...]`` as a view ``[n, c, taps..., positions...]``."""
+    x = x.contiguous()
+    kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
+    axes = range(len(kernel))
+    sizes = [(x.shape[2 + i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in axes]
+    steps = x.stride()
+    strides = [*steps[:2], *(steps[2 + i] * dilation[i] for i in axes), *(steps[2 + i] * stride[i] for i in axes)]
+    return x.as_strided([*x.shape[:2], *kernel, *sizes], strides)
 
 
 def patch_matrix(x: Tensor, module: Any) -> Float[Tensor, "n t d"]:

@@ -1,15 +1,16 @@
 """Per-layer rules: a layer's share of the tangent kernel from its input and the gradient at its output.
 
-Every rule gives one of four *shares*, each a set of per-sample tensors and a way to pair two sets of samples:
+Every rule gives one of five *shares*, each a set of per-sample tensors and a way to pair two sets of samples:
 
 * ``Factors``: the gradient of sample i is the outer product g_i a_i^T (dense layers): pairs are
   (a_i . a_j + bias) (g_i . g_j), and the gradient itself is never formed.
 * ``Positions``: it is a sum over positions t of g_it a_it^T (convolutions, sequences, reused layers):
   sum over t, s of (a_it . a_js) (g_it . g_js).
 * ``Rows``: the gradient itself, flattened.
+* ``Products``: as ``Positions``, where ``Rows`` are cheaper to pair; they are written as such.
 * ``Windows``: a convolution whose gradient is cheaper to pair as ``Rows``, but may be larger than what it is made of.
 
-``Positions`` becomes ``Rows`` or ``Windows`` where that costs fewer operations.
+``Positions`` becomes ``Products`` or ``Windows`` where that costs fewer operations.
 Axes: n samples, k output directions, t positions.
 """
 
@@ -25,7 +26,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unlazy.kernels.convolution_windows import Windows, pad_input, patch_matrix
+from unlazy.kernels.convolution_windows import Convolution, Windows, pad_input, patch_matrix
+from unlazy.kernels.weight_uses import WeightUse
 from unlazy.models.dense_layers import Affine, ConstantAffine
 
 
@@ -97,7 +99,47 @@ class Positions:
         return Positions(tensors[0], tensors[1], self.weight, self.bias, self.tokens)
 
 
-Share = Factors | Rows | Positions | Windows
+@dataclass(frozen=True)
+class Products:
+    """Gradient sum_t g_it a_it^T where pairing it as ``Rows`` is cheaper: ``a [n, t, d]``, and ``[n, t, m]`` per direction.
+
+    Never held: rows are written to where they are held (``write_rows``).
+    """
+
+    a: Float[Tensor, "n t d"]
+    gradients: tuple[Float[Tensor, "n t m"], ...]
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the share; samples along the first axis."""
+        return [self.a, *self.gradients]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Products:
+        """The same share with other tensors."""
+        return Products(tensors[0], tuple(tensors[1:]))
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """Directions, numbers per gradient."""
+        return len(self.gradients), self.gradients[0].shape[-1] * self.a.shape[-1]
+
+    def rows(self) -> Float[Tensor, "n k p"]:
+        """Explicit gradients."""
+        made = self.gradients[0].new_empty(len(self.a), *self.row_shape)
+        self.write_rows(made)
+        return made
+
+    def write_rows(self, out: Float[Tensor, "n k p"]) -> None:
+        """Explicit gradients, direction by direction: their gradients need no copy in another order."""
+        a = self.a.to(self.gradients[0].dtype)
+        for k, g in enumerate(self.gradients):
+            target = out[:, k].unflatten(-1, (g.shape[-1], -1))
+            if out.dtype == g.dtype:
+                torch.bmm(g.mT, a, out=target)
+            else:
+                target.copy_(g.mT @ a)
+
+
+Share = Factors | Rows | Positions | Products | Windows
 Rule = Callable[[list[Call], bool, bool], list[Share]]
 
 
@@ -108,9 +150,29 @@ def linear_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     """y = x W^T + b on the last axis; other axes, and further calls of the same layer, are positions."""
     if len(calls) == 1 and calls[0].input.ndim == 2:
         return [Factors(calls[0].input, calls[0].gradient.transpose(0, 1), weight, bias)]
+    t = sum(call.gradients[0][0, ..., 0].numel() for call in calls)
+    k, m, d = len(calls[0].gradients), calls[0].gradients[0].shape[-1], calls[0].input.shape[-1]
+    if t == 1 or not weight or _positions_are_cheaper(t, k, m, d):
+        return _outer_product_share(*_linear_positions(calls), weight, bias)
+    share = _products(calls)
+    shares: list[Share] = [share]
+    return shares + ([Rows(torch.stack([g.sum(1) for g in share.gradients], dim=1))] if bias else [])
+
+
+def _products(calls: list[Call]) -> Products:
+    """Inputs and gradients of all calls, positions one after another."""
+
+    def positions(values: Tensor) -> Tensor:
+        return values.flatten(1, -2) if values.ndim > 2 else values[:, None]
+
+    a = _concatenate([positions(call.input) for call in calls], 1)
+    by_direction = zip(*[call.gradients for call in calls], strict=True)
+    return Products(a, tuple([_concatenate([positions(g) for g in each], 1) for each in by_direction]))
+
+
+def _linear_positions(calls: list[Call]) -> tuple[Float[Tensor, "n t d"], Float[Tensor, "n k t m"]]:
     a = _concatenate([call.input.flatten(1, -2) if call.input.ndim > 2 else call.input[:, None] for call in calls], 1)
-    g = _concatenate([_directions_second(call.gradient) for call in calls], 2)
-    return _outer_product_share(a, g, weight, bias)
+    return a, _concatenate([_directions_second(call.gradient) for call in calls], 2)
 
 
 def constant_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
@@ -130,6 +192,8 @@ def convolution_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]
     groups, k = module.groups, len(calls[0].gradients)
     t = sum(math.prod(call.gradients[0].shape[2:]) for call in calls)
     m, d = module.out_channels // groups, module.in_channels // groups * math.prod(module.kernel_size)
+    if weight and groups == 1 and _is_pointwise(module):
+        return linear_rule([_channels_last_axis(call) for call in calls], weight, bias)
     if weight and not _positions_are_cheaper(t, k, m, d):
         entered = tuple(pad_input(module, call.input) for call in calls)
         shares: list[Share] = [Windows(module, entered, tuple(tuple(call.gradients) for call in calls))]
@@ -141,6 +205,18 @@ def convolution_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]
     a = a.unflatten(-1, (-1, groups, module.in_channels // groups)).transpose(-2, -3).flatten(-3)  # groups apart
     shares = _shares_by_group(a, g, groups) if weight else []
     return shares + ([Rows(_position_sums(calls))] if bias else [])
+
+
+def _is_pointwise(module: Convolution) -> bool:
+    """Whether the filter sees one position at a time: a dense layer at every position, without windows."""
+    return all(size == 1 for size in (*module.kernel_size, *module.stride)) and not any(
+        module._reversed_padding_repeated_twice
+    )
+
+
+def _channels_last_axis(call: Call) -> Call:
+    """``[n, c, ...]`` as ``[n, t, c]``, views."""
+    return Call(call.module, call.input.flatten(2).mT, [g.flatten(2).mT for g in call.gradients])
 
 
 def _position_sums(calls: list[Call]) -> Float[Tensor, "n k m"]:
@@ -174,12 +250,30 @@ def embedding_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     """Rows of a table: the inputs of two positions have product 1 if their tokens are equal, else 0."""
     module = calls[0].module
     assert isinstance(module, nn.Embedding)
-    tokens = torch.cat([call.input.reshape(call.input.shape[0], -1) for call in calls], dim=1)  # [n, t]
-    g = torch.cat([_directions_second(call.gradient) for call in calls], dim=2)
-    if module.padding_idx is not None:
-        g = g * (tokens != module.padding_idx)[:, None, :, None]
-    share = Positions(tokens, g, weight=True, bias=False, tokens=module.num_embeddings)
-    return [Rows(token_table(share))] if tokens.shape[1] > module.num_embeddings else [share]
+    share = _token_positions(calls, module.num_embeddings, module.padding_idx)
+    return [Rows(token_table(share))] if share.a.shape[1] > module.num_embeddings else [share]
+
+
+def _token_positions(calls: list[Call], table: int, padding: int | None) -> Positions:
+    tokens = _concatenate([call.input.reshape(call.input.shape[0], -1) for call in calls], 1)  # [n, t]
+    g = _concatenate([_directions_second(call.gradient) for call in calls], 2)
+    if padding is not None:
+        g = g * (tokens != padding)[:, None, :, None]
+    return Positions(tokens.clamp(min=0), g, weight=True, bias=False, tokens=table)
+
+
+def weight_use_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
+    """A weight or a bias that functions read: as a dense layer's, as a table's, or as both, where explicit gradients add up."""
+    module = calls[0].module
+    assert isinstance(module, WeightUse)
+    products = [call for call in calls if call.input.is_floating_point()]
+    tables = [call for call in calls if not call.input.is_floating_point()]
+    if not tables:
+        return linear_rule(products, weight, bias)
+    share = _token_positions(tables, len(module.parameter), -1)
+    if not products:
+        return [Rows(token_table(share))] if share.a.shape[1] > share.tokens else [share]
+    return [Rows(_products(products).rows().add_(token_table(share)))]
 
 
 def token_table(share: Positions) -> Float[Tensor, "n k p"]:
@@ -195,11 +289,12 @@ def scale_and_shift_rule(calls: list[Call], weight: bool, bias: bool) -> list[Sh
     gradient_of_weight, gradient_of_bias = [], []
     for call in calls:
         normalised, axes = _normalise(call.module, call.input)
-        shaped = call.gradient.movedim(0, 1)  # [n, k, ...]
-        gradient_of_weight.append(_sum_other_axes(shaped * normalised[:, None], axes))
-        gradient_of_bias.append(_sum_other_axes(shaped, axes))
-    parts = ([sum_tensors(gradient_of_weight)] if weight else []) + ([sum_tensors(gradient_of_bias)] if bias else [])
-    return [Rows(torch.cat(parts, dim=-1))]
+        if weight:
+            parts = [_sum_other_axes(g * normalised, axes) for g in call.gradients]
+            gradient_of_weight.append(torch.stack(parts, dim=1))
+        if bias:
+            gradient_of_bias.append(torch.stack([_sum_other_axes(g, axes) for g in call.gradients], dim=1))
+    return [Rows(torch.cat([sum_tensors(each) for each in (gradient_of_weight, gradient_of_bias) if each], dim=-1))]
 
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -208,6 +303,8 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.BatchNorm1d, nn.BatchNorm2d,
 def rule_for(module: nn.Module) -> Rule | None:
     """The fast rule of a module, or ``None``: then the general path serves. Exact types only: a subclass may differ."""
     kind: Any = type(module)
+    if kind is WeightUse:
+        return weight_use_rule
     if kind in (nn.Linear, Affine):
         return linear_rule
     if kind is ConstantAffine:
@@ -231,7 +328,7 @@ def _outer_product_share(
     a: Float[Tensor, "n t d"], g: Float[Tensor, "n k t m"], weight: bool, bias: bool
 ) -> list[Share]:
     """One position: factors. Several: positions, or rows where pairing rows is cheaper."""
-    n, k, t, m = g.shape
+    _, k, t, m = g.shape
     d = a.shape[-1]
     if t == 1:
         return [Factors(a[:, 0], g[:, :, 0], weight, bias)]
@@ -239,9 +336,13 @@ def _outer_product_share(
         return [Rows(g.sum(2))]
     if _positions_are_cheaper(t, k, m, d):
         return [Positions(a, g, weight, bias)]
-    rows = torch.bmm(g.transpose(2, 3).reshape(n, k * m, t), a)  # [n, k * m, d]
-    shares: list[Share] = [Rows(rows.reshape(n, k, m * d))]
+    shares: list[Share] = [Rows(_outer_rows(a, g))]
     return shares + ([Rows(g.sum(2))] if bias else [])
+
+
+def _outer_rows(a: Float[Tensor, "n t d"], g: Float[Tensor, "n k t m"]) -> Float[Tensor, "n k p"]:
+    n, k, t, m = g.shape
+    return torch.bmm(g.transpose(2, 3).reshape(n, k * m, t), a).view(n, k, -1)
 
 
 def _positions_are_cheaper(t: int, k: int, m: int, d: int) -> bool:
@@ -282,11 +383,10 @@ def _normalise(module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps), (1,)
 
 
-def _sum_other_axes(values: Tensor, axes: tuple[int, ...]) -> Float[Tensor, "n k p"]:
-    """``[n, k, ...]`` summed over all axes of a sample but ``axes`` (numbered without k)."""
-    keep = {axis + 1 for axis in axes}
-    gone = [axis for axis in range(2, values.ndim) if axis not in keep]
-    return (values.sum(gone) if gone else values).flatten(2)
+def _sum_other_axes(values: Tensor, axes: tuple[int, ...]) -> Float[Tensor, "n p"]:
+    """``[n, ...]`` summed over all axes of a sample but ``axes``."""
+    gone = [axis for axis in range(1, values.ndim) if axis not in axes]
+    return (values.sum(gone) if gone else values).flatten(1)
 
 
 def sum_tensors(tensors: Sequence[Tensor]) -> Tensor:

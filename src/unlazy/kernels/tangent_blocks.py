@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unlazy.kernels.convolution_windows import Windows
-from unlazy.kernels.layer_rules import Factors, Positions, Rows, Share, sum_tensors, token_table
+from unlazy.kernels.layer_rules import Factors, Positions, Products, Rows, Share, sum_tensors, token_table
 from unlazy.kernels.tiling import Band, Tile, cut_bands, cut_tiles
 
 FEW_ROWS = 128  # rows of the products of all directions of few samples
@@ -257,7 +257,7 @@ def explicit_rows(shares: Sequence[Share]) -> list[Tensor]:
     for share in shares:
         if isinstance(share, Rows):
             rows.append(share.j)
-        elif isinstance(share, Windows):
+        elif isinstance(share, Windows | Products):
             rows.append(share.rows())
         elif isinstance(share, Factors):
             if share.weight:
@@ -280,7 +280,7 @@ def diagonal_blocks(share: Share) -> Float[Tensor, "n k k"]:
     """The kernel of every sample with itself, for all pairs of directions."""
     if isinstance(share, Rows):
         return share.j @ share.j.mT
-    if isinstance(share, Windows):
+    if isinstance(share, Windows | Products):
         rows = share.rows()
         return rows @ rows.mT
     if isinstance(share, Factors):

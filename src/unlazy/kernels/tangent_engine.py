@@ -37,7 +37,18 @@ from unlazy.kernels.convolution_windows import Windows
 from unlazy.kernels.gated import with_exact_gradients
 from unlazy.kernels.gram import TooLittleMemory, parse_memory, size_text
 from unlazy.kernels.jacobian import rows_by_sample
-from unlazy.kernels.layer_rules import Call, Factors, Positions, Rows, Share, constant_rule, linear_rule, rule_for
+from unlazy.kernels.layer_rules import (
+    Call,
+    Factors,
+    Positions,
+    Products,
+    Rows,
+    Share,
+    constant_rule,
+    linear_rule,
+    rule_for,
+    weight_use_rule,
+)
 from unlazy.kernels.selection import (
     Outputs,
     Parameters,
@@ -47,6 +58,8 @@ from unlazy.kernels.selection import (
     select_parameters,
 )
 from unlazy.kernels.tangent_blocks import Buffers, explicit_rows, fill_full, fill_trace, small_gram
+from unlazy.kernels.weight_uses import WeightUse, find_uses
+from unlazy.models.dense_layers import Affine
 from unlazy.runtime import Unsupported, require
 
 CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
@@ -54,6 +67,7 @@ CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes
 WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**26, 2**32, 0.25, 12
 SMALL_BYTES, SMALL_BUDGET = 2**25, 2**28  # a kernel that takes so little needs no look at what is free
 FINDINGS = ("plain_layout", "follow_inputs", "dtype", "device", "coarsest", "feature_bytes", "work", "methods")
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # grouped ones are faster, forward and back, with positions innermost
 FORMS = {
     Factors: "outer products, never formed",
     Positions: "position by position",
@@ -63,6 +77,9 @@ FORMS = {
 
 
 Form = tuple[type[Share], ...]  # the classes in which the shares of a layer are held
+
+
+BATCHED = (linear_rule, constant_rule, weight_use_rule)  # whose models take all directions in one backward pass
 
 
 class RuleMismatch(Exception):  # noqa: N818
@@ -94,6 +111,8 @@ class TangentKernel:
         self.chosen = select_parameters(model, parameters)
         self.model = model if surrogate else with_exact_gradients(model)
         self.fast: dict[nn.Module, tuple[bool, bool]] = {}
+        self.uses: list[WeightUse] = []
+        self.layouts: dict[nn.Module, int] = {}  # where samples are not simply the first axis
         self.idle: set[nn.Module] = set()
         self.forms: dict[nn.Module, Form] = {}
         self.explicit: set[nn.Module] = set()  # rows on both sides: samples of two sizes would be held in two forms
@@ -131,7 +150,10 @@ class TangentKernel:
     def _check(self, x: Inputs, x2: Inputs | None, outputs: Outputs, method: str) -> None:
         """Pick a rule for each layer, check it, and read off what features cost."""
         self.fast = self._modules_with_rule() if method == "auto" else {}
+        self.plain_layout = any(isinstance(m, CONVOLUTIONS) and m.groups > 1 for m in self.model.modules())
         with self.ready():
+            if method == "auto":
+                self._find_uses(x)
             seen = [self._check_rules(_first_and_last(data), outputs) for data in (x, x2) if data is not None]
             costs = [self._bytes_per_sample(each) for each in seen]
             if self.explicit:
@@ -139,23 +161,35 @@ class TangentKernel:
         self.feature_bytes, self.work = (max(cost) for cost in zip(*costs, strict=True))
         self.methods = self._describe_methods()
 
+    def _find_uses(self, x: Inputs) -> None:
+        """Add what functions read of the chosen parameters that no layer's rule serves."""
+        unserved = {id(parameter) for parameter in self._rest()}
+        candidates = {name: p for name, p in self.chosen.items() if id(p) in unserved}
+        if candidates:
+            self.uses = find_uses(lambda: call_model(self.model, _first_and_last(x)), candidates)
+            self.fast |= {use: use.picked for use in self.uses}
+
     def _findings(self) -> dict[str, Any]:
         """What the check found, modules given by number: nothing that keeps the model alive."""
-        numbers = {module: number for number, module in enumerate(self.model.modules())}
+        numbers = {module: number for number, module in enumerate([*self.model.modules(), *self.uses])}
         found: dict[str, Any] = {name: getattr(self, name) for name in FINDINGS}
         found["width"] = self._no_outputs.shape[1]
         found["fast"] = [(numbers[module], picked) for module, picked in self.fast.items()]
         found["forms"] = [(numbers[module], form) for module, form in self.forms.items()]
+        found["layouts"] = [(numbers[module], layout) for module, layout in self.layouts.items()]
+        found["uses"] = [(use.kind, use.name) for use in self.uses]
         return found | {name: [numbers[module] for module in getattr(self, name)] for name in ("idle", "explicit")}
 
     def _take_findings(self, found: dict[str, Any]) -> None:
         """The inverse of :meth:`_findings`."""
-        modules = list(self.model.modules())
+        self.uses = [WeightUse(self.chosen[name], kind, name) for kind, name in found["uses"]]
+        modules = [*self.model.modules(), *self.uses]
         for name in FINDINGS:
             setattr(self, name, found[name])
         self._no_outputs = torch.empty(0, found["width"], dtype=self.dtype, device=self.device)
         self.fast = {modules[number]: picked for number, picked in found["fast"]}
         self.forms = {modules[number]: form for number, form in found["forms"]}
+        self.layouts = {modules[number]: layout for number, layout in found["layouts"]}
         self.idle, self.explicit = ({modules[number] for number in found[name]} for name in ("idle", "explicit"))
 
     @contextmanager
@@ -275,13 +309,24 @@ class TangentKernel:
         if not any(read.values()):
             self._check_differentiable(probe)
         products = torch.outer(weights, weights)
-        for module in owned:
+
+        def is_exact(module: nn.Module) -> bool:
             shares = self._apply(module, by_module[module]) if module in by_module else []
+            if shares is None:
+                return False
             terms = products * small_gram(shares) if shares else torch.zeros_like(products)
             rule, size = float(terms.sum()), float(terms.trace())  # the sum may cancel
-            tolerance = CHECK_TOLERANCE.get(self.coarsest, 0.05) * max(exact[module], size)
+            return abs(rule - exact[module]) <= CHECK_TOLERANCE.get(self.coarsest, 0.05) * max(exact[module], size)
+
+        for module in owned:
             elsewhere = read[module] > 2 * len(by_module.get(module, ()))
-            if shares is None or elsewhere or not abs(rule - exact[module]) <= tolerance:
+            fits = not elsewhere and is_exact(module)
+            if not elsewhere and not fits and self.layouts.get(module) == 0:
+                self.layouts[module] = 1
+                own = [tap for tap in taps if tap.module is module]
+                by_module[module] = self._calls(out, own, direction, demote=True)[module]
+                fits = is_exact(module)
+            if not fits:
                 del self.fast[module]
             elif module not in by_module:
                 self.idle.add(module)
@@ -333,11 +378,9 @@ class TangentKernel:
         return max(held + rest, 1), (2 * k + 3) * touched + rest  # gradients, and a copy in another order
 
     def _describe_methods(self) -> tuple[str, ...]:
-        names = {module: name for name, module in self.model.named_modules()}
-        lines = [
-            f"{names[module] or 'model'} ({type(module).__name__}): {_form_text(self.forms.get(module))}"
-            for module in self.fast
-        ]
+        names = {module: f"{name or 'model'} ({type(module).__name__})" for name, module in self.model.named_modules()}
+        names |= {use: f"{use.name} (read by functions)" for use in self.uses}
+        lines = [f"{names[module]}: {_form_text(self.forms.get(module))}" for module in self.fast]
         unserved = {id(parameter) for parameter in self._rest()}
         rest = [name for name, parameter in self.chosen.items() if id(parameter) in unserved]
         return tuple(lines + [f"{name}: one backward pass per sample" for name in rest] + ["mode: eval"])
@@ -418,21 +461,25 @@ class TangentKernel:
         raises ``RuleMismatch``. ``moved``: entries may stand in another order, which is checked.
         """
         n = len(out)
-        crooked = {tap.module for tap in taps if len(tap.input) != n or len(tap.output) != n}
-        if crooked and not demote:
+        if demote:
+            crooked = {tap.module for tap in taps if not tap.fits(n, folded=_may_be_folded(tap.module))}
+            for module in crooked:
+                del self.fast[module]
+            taps = [tap for tap in taps if tap.module not in crooked]
+            for tap in taps:
+                if isinstance(tap.module, WeightUse) or len(tap.input) != n:
+                    self.layouts.setdefault(tap.module, 0)
+        elif not all(tap.fits(n, folded=tap.module in self.layouts) for tap in taps):
             raise RuleMismatch
-        for module in crooked:
-            del self.fast[module]
-        taps = [tap for tap in taps if tap.module not in crooked]
-        batched = all(rule_for(module) in (linear_rule, constant_rule) for module in self.fast)
+        batched = all(rule_for(module) in BATCHED for module in self.fast)
         try:
-            in_order = make_entry_check(out, taps, directions) if moved else None
-            found = tap_gradients(out, taps, directions, batched=batched)
+            in_order = make_entry_check(out, taps, directions, self.layouts) if moved else None
+            found = tap_gradients(out, taps, directions, batched=batched, keep=demote)
         except CheckpointError as error:  # what is computed again in the backward pass was not seen
             raise RuleMismatch from error
         if in_order is not None and not in_order(found):
             raise RuleMismatch
-        return calls_by_module(taps, found)
+        return calls_by_module(taps, found, n, self.layouts)
 
     def _apply(self, module: nn.Module, calls: list[Call]) -> list[Share] | None:
         """The shares of a module; ``None`` where its rule does not fit the calls."""
@@ -472,6 +519,11 @@ class TangentKernel:
             yield Rows(zero if rows is None else rows.to(self.dtype))
 
 
+def _may_be_folded(module: nn.Module) -> bool:
+    """Whether a layer's rule knows calls in which samples are not simply the first axis."""
+    return rule_for(module) in (linear_rule, weight_use_rule) and not isinstance(module, Affine)
+
+
 def _shapes_only(call: Call, k: int) -> Call:
     """A call in ``k`` directions, as meta tensors: shapes without numbers."""
     gradient = call.gradient.to("meta")
@@ -499,8 +551,8 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _is_held_as_rows(share: Share) -> TypeGuard[Windows]:
-    return isinstance(share, Windows) and share.rows_are_small()
+def _is_held_as_rows(share: Share) -> TypeGuard[Windows | Products]:
+    return isinstance(share, Products) or (isinstance(share, Windows) and share.rows_are_small())
 
 
 def as_held(share: Share) -> Share:
@@ -515,14 +567,15 @@ def _held_form(share: Share) -> type[Share]:
 def _held_bytes(share: Share) -> int:
     """What a share takes in the form in which it is held, without making it."""
     if _is_held_as_rows(share):
-        return len(share.inputs[0]) * math.prod(share.row_shape) * share.inputs[0].element_size()
+        first = share.tensors()[0]
+        return len(first) * math.prod(share.row_shape) * first.element_size()
     return _bytes(share.tensors())
 
 
 def _empty_share(share: Share, n: int, *, whole: bool) -> Share:
     """A share with empty tensors for the features of ``n`` samples; the share itself if it is of all samples."""
     if _is_held_as_rows(share):
-        return Rows(share.inputs[0].new_empty(n, *share.row_shape))
+        return Rows(share.tensors()[0].new_empty(n, *share.row_shape))
     if whole:
         return share
     return share.with_tensors([_empty_with_length(tensor, n) for tensor in share.tensors()])
