@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from unlazy import runtime
-from unlazy.bench.peers import Peer, missing_peers, peers
+from unlazy.bench.peers import Peer, hand_written, is_dense_chain, missing_peers, peers
 from unlazy.bench.timing import best_seconds, gemm_rate, seconds_once
 from unlazy.bench.workloads import WORKLOADS
 from unlazy.kernels.tangent import plan_tangent, tangent_kernel
+from unlazy.kernels.tangent_engine import TangentKernel
 from unlazy.runtime import UnlazyError, require
 
 Row = dict[str, Any]
@@ -31,31 +32,30 @@ KEEP_FREED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}  # 
 
 
 def least_operations(model: nn.Module, shape: tuple[int, ...], n: int, mode: str) -> float:
-    """Forward, one backward of inputs per direction, and the cheaper pairing per layer, each pair of samples once."""
-    outputs = 10 if mode != "sum" and model(torch.zeros(1, *shape)).shape[1] > 1 else 1
-    pairs = n * (n + 1) / 2
+    """Forward, one backward of inputs per direction, and the cheaper pairing per weight, each pair of samples once.
+
+    Counted are products with weights; norms, activations and what attention pairs are not.
+    """
+    x = torch.zeros(1, *shape)
+    kernel = TangentKernel(model.eval(), x)
+    with kernel.ready():
+        out, taps = kernel._forward(x)
+    outputs = 1 if mode == "sum" else out.shape[1]
+    pairs, blocks = n * (n + 1) / 2, outputs if mode == "trace" else outputs**2
+    positions: dict[nn.Module, int] = {}
+    for tap in taps:
+        t = tap.output.numel() // tap.output.shape[1 if tap.output.ndim == 4 else -1]
+        positions[tap.module] = positions.get(tap.module, 0) + t
     total = 0.0
-    layers: list[tuple[nn.Module, int]] = []
-
-    def note(module: nn.Module, _: Any, out: Tensor) -> None:
-        layers.append((module, out[0].numel() // out.shape[1] if out.ndim > 2 else 1))
-
-    handles = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    model(torch.zeros(1, *shape))
-    for handle in handles:
-        handle.remove()
-    blocks = outputs if mode == "trace" else outputs**2
-    for index, (module, t) in enumerate(layers):
-        weight = next(module.parameters())
+    for index, (module, t) in enumerate(positions.items()):
+        weight = module._parameters.get("weight")
+        if weight is None or weight.ndim < 2:
+            continue
         m, d = weight.shape[0], weight[0].numel()
-        forward = 2 * t * m * d
-        total += n * forward * (1 + (outputs if index else 0))
-        if t == 1:
-            total += pairs * 2 * (d + blocks * m)
-        else:
-            by_rows = n * outputs * 2 * t * m * d + pairs * 2 * blocks * m * d
-            by_positions = pairs * 2 * t * t * (d + blocks * m)
-            total += min(by_rows, by_positions)
+        total += n * 2 * t * m * d * (1 + (outputs if index else 0))
+        by_rows = n * outputs * 2 * t * m * d + pairs * 2 * blocks * m * d
+        by_positions = pairs * 2 * t * t * (d + blocks * m)
+        total += by_positions if t == 1 else min(by_rows, by_positions)
     return total
 
 
@@ -65,6 +65,8 @@ def measure(name: str, mode: str, rate: float) -> Row:
     row: Row = {"workload": name, "mode": mode, "n": len(x), "gemm_rate": rate}
     row["seconds"] = best_seconds(partial(tangent_kernel, model, x, outputs=mode), 2.0)
     row["error"] = _relative_error(model, x[: min(24, few)], mode)
+    by_hand = hand_written if is_dense_chain(model) else None
+    row["difference"] = _check_equality(model, x[: min(24, few)], mode, by_hand)
     row["limit_seconds"] = least_operations(model, tuple(x.shape[1:]), len(x), mode) / rate
     row["times_limit"] = row["seconds"] / row["limit_seconds"]
     row |= {"peer_n": few, "peers": {}, "peer_chunks": {}, "missing": missing_peers()}
@@ -75,6 +77,9 @@ def measure(name: str, mode: str, rate: float) -> Row:
     row["peer"] = min(row["peers"], key=row["peers"].__getitem__)
     row["peer_seconds"] = row["peers"][row["peer"]]
     row["times_faster"] = row["peer_seconds"] / ours
+    if by_hand is not None:
+        row["hand_seconds"] = best_seconds(partial(by_hand, model, x, mode, 0), 1.0)
+        row["times_hand"] = row["hand_seconds"] / row["seconds"]
     return row
 
 
@@ -95,7 +100,7 @@ def measure_memory(name: str, mode: str, label: str, chunk: int) -> float:
 def _build_workload(name: str, mode: str) -> tuple[nn.Module, Tensor, int]:
     work = WORKLOADS[name]
     torch.manual_seed(0)
-    return work.make(), torch.randn(work.n, *work.shape), work.peer_n[mode]
+    return work.make().eval(), torch.randn(work.n, *work.shape), work.peer_n[mode]
 
 
 def _relative_error(model: nn.Module, x: Tensor, mode: str) -> float:
@@ -103,10 +108,21 @@ def _relative_error(model: nn.Module, x: Tensor, mode: str) -> float:
     return float((tangent_kernel(model, x, outputs=mode).double() - exact).norm() / exact.norm())
 
 
+def _check_equality(model: nn.Module, x: Tensor, mode: str, by_hand: Peer | None) -> float:
+    """Largest relative difference from what the peers compute; raises if it is more than rounding."""
+    ours, worst = tangent_kernel(model, x, outputs=mode), 0.0
+    others = [*peers(model, len(x)).values(), *([by_hand] if by_hand is not None else [])]
+    for peer in others:
+        found = peer(model, x, mode, len(x))
+        worst = max(worst, float((found - ours).norm() / ours.norm()))
+    require(worst < 1e-3, f"the kernels of two programs differ by {worst:.1e} of their size; nothing is timed.")
+    return worst
+
+
 def _best_chunk(peer: Peer, model: nn.Module, x: Tensor, mode: str, chunk: int) -> int:
-    """The faster of two, tried on few samples, which also warms the peer up."""
-    some = x[: min(len(x), 2 * chunk)]
-    return min((chunk, 2 * chunk), key=lambda size: best_seconds(partial(peer, model, some, mode, size), 0.0))
+    """The fastest of three, tried on few samples, which also warms the peer up."""
+    some = x[: min(len(x), 4 * chunk)]
+    return min((chunk, 2 * chunk, 4 * chunk), key=lambda size: best_seconds(partial(peer, model, some, mode, size), 0.0))
 
 
 # --- rows ----------------------------------------------------------------------------------------------------

@@ -50,6 +50,34 @@ def vector_products(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tenso
     return vmap(lambda a: vmap(lambda b: kernel_block(a, b))(x), chunk_size=1)(x)
 
 
+def hand_written(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tensor:
+    """What one writes by hand for a chain of dense layers and ReLUs: no autograd, (A A^T + 1) o (G G^T) layer by layer."""
+    layers = [step for step in model.children() if isinstance(step, nn.Linear)]
+    n, h = len(x), x
+    entered, open_units = [], []
+    with torch.no_grad():
+        for layer in layers:
+            entered.append(h)
+            h = layer(h)
+            open_units.append(h > 0)
+            h = h if layer is layers[-1] else h.relu()
+        size = h.shape[1]
+        g = torch.ones(1, n, size) if mode == "sum" else torch.eye(size)[:, None].expand(size, n, size)
+        kernel: Tensor | float = 0.0
+        for number in reversed(range(len(layers))):
+            inputs = entered[number] @ entered[number].T + 1
+            if mode == "full":
+                rows = g.transpose(0, 1).reshape(n * size, -1)
+                kernel = kernel + (rows @ rows.T).view(n, size, n, size) * inputs[:, None, :, None]
+            else:
+                rows = g.transpose(0, 1).reshape(n, -1)
+                kernel = kernel + (rows @ rows.T) * inputs
+            if number:
+                g = (g @ layers[number].weight) * open_units[number - 1]
+        assert isinstance(kernel, Tensor)
+        return kernel.transpose(1, 2) if mode == "full" else kernel
+
+
 def nngeometry_gram(model: nn.Module, x: Tensor, mode: str, chunk: int) -> Tensor:
     """NNGeometry's Gram matrix (as of version 0.4)."""
     from nngeometry.gram import GramMatrix
@@ -133,6 +161,11 @@ def missing_peers() -> dict[str, str]:
     return reasons
 
 
+def is_dense_chain(model: nn.Module) -> bool:
+    """Whether the model is a chain of dense layers and ReLUs, which :func:`hand_written` knows."""
+    return all(isinstance(step, nn.Linear | nn.ReLU) for step in model.children())
+
+
 def peers(model: nn.Module, few: int) -> dict[str, Peer]:
     """The functions to time with ``few`` samples; pair-by-pair products only for at most 20, as they take too long."""
     found: dict[str, Peer] = {"jacobian contraction": jacobian_contraction}
@@ -140,7 +173,6 @@ def peers(model: nn.Module, few: int) -> dict[str, Peer]:
         found["vector products"] = vector_products
     if "nngeometry" not in missing_peers():
         found["nngeometry"] = nngeometry_gram
-    dense = all(isinstance(step, nn.Linear | nn.ReLU) for step in model.children())
-    if dense and "neural_tangents" not in missing_peers():
+    if is_dense_chain(model) and "neural_tangents" not in missing_peers():
         found["neural-tangents"] = neural_tangents_kernel
     return found

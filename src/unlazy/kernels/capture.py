@@ -345,6 +345,10 @@ class Tap:
             return True
         return folded and _entries(self.input) % n == 0 and _entries(self.output) == _entries(self.input)
 
+    def positions(self, n: int) -> int:
+        """Entries of one of ``n`` samples."""
+        return _entries(self.input) // n
+
     def arrange(self, values: Tensor, n: int, layout: int | None) -> Tensor:
         """Inputs or gradients with samples first, ``[n, t, ...]``, as a view where that is possible.
 
@@ -445,11 +449,11 @@ def count_reads(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:
 
 
 def tap_gradients(
-    out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool, keep: bool = False
+    out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool
 ) -> TapGradients:
     """For every tap the gradient of ``out . directions[k]`` at its output, one ``[n, ...]`` per k; ``None`` where unused.
 
-    ``keep``: the graph is needed again. Samples do not meet inside the model, so one backward pass per direction serves all of them.
+    Samples do not meet inside the model, so one backward pass per direction serves all of them.
     """
     if not taps or not out.requires_grad:
         return [None] * len(taps)
@@ -463,39 +467,42 @@ def tap_gradients(
         found = list(torch.autograd.grad(out, outputs, seeds, is_grads_batched=True, allow_unused=True))
     else:
         rows = [
-            torch.autograd.grad(out, outputs, seed, retain_graph=keep or k + 1 < len(seeds), allow_unused=True)
+            torch.autograd.grad(out, outputs, seed, retain_graph=k + 1 < len(seeds), allow_unused=True)
             for k, seed in enumerate(seeds)
         ]
         found = [None if column[0] is None else list(column) for column in zip(*rows, strict=True)]
     return [found[numbers[id(tap.output)]] for tap in taps]
 
 
-def make_entry_check(
-    out: Tensor, taps: list[Tap], directions: Tensor, layouts: Mapping[nn.Module, int]
-) -> Callable[[TapGradients], bool]:
-    """A function that checks :func:`tap_gradients`: whether entry i of every tap feeds output i and no other.
+class EntryCheck:
+    """Checks :func:`tap_gradients`: whether entry i of a tap feeds output i and no other.
 
-    Gradients of outputs with a random weight each must be the gradients found, entry by entry, with these weights.
+    Gradients of outputs with a random weight each must be the gradients found, entry by entry, with these weights. To be made
+    before :func:`tap_gradients`, which frees the graph.
     """
-    random, n = torch.Generator().manual_seed(0), len(out)
-    mixed, weights = (
-        torch.randn(size, generator=random, dtype=torch.float64).to(directions) for size in (len(directions), n)
-    )
-    seed = torch.outer(weights, mixed @ directions)
-    weighted = torch.autograd.grad(out, [tap.output for tap in taps], seed, retain_graph=True, allow_unused=True)
 
-    def holds(found: TapGradients) -> bool:
-        for tap, each, expected in zip(taps, found, weighted, strict=True):
-            if each is not None and expected is not None and expected.numel():
-                own = sum(factor.to(part) * part for factor, part in zip(mixed, each, strict=True))
-                own, wanted = (tap.arrange(part, n, layouts.get(tap.module)) for part in (own, expected))
-                own = own * weights.to(own).reshape(-1, *(1,) * (own.ndim - 1))
-                bound = min(1e3 * torch.finfo(own.dtype).eps, 0.1) * float(own.abs().max())
-                if float((own - wanted).abs().max()) > bound:
-                    return False
-        return True
+    def __init__(self, out: Tensor, taps: list[Tap], directions: Tensor) -> None:
+        random, self.taps, self.n = torch.Generator().manual_seed(0), taps, len(out)
+        self.mixed, self.weights = (
+            torch.randn(size, generator=random, dtype=torch.float64).to(directions)
+            for size in (len(directions), self.n)
+        )
+        seed = torch.outer(self.weights, self.mixed @ directions)
+        self.weighted: Sequence[Tensor | None] = [None] * len(taps)
+        if taps and out.requires_grad:
+            outputs = [tap.output for tap in taps]
+            self.weighted = torch.autograd.grad(out, outputs, seed, retain_graph=True, allow_unused=True)
 
-    return holds
+    def holds(self, number: int, found: list[Tensor] | Tensor | None, layout: int | None) -> bool:
+        """Whether it holds for the tap of this number, if samples lie as ``layout`` says (:meth:`Tap.arrange`)."""
+        expected = self.weighted[number]
+        if found is None or expected is None or not expected.numel():
+            return True
+        own = sum(factor.to(part) * part for factor, part in zip(self.mixed, found, strict=True))
+        own, wanted = (self.taps[number].arrange(part, self.n, layout) for part in (own, expected))
+        own = own * self.weights.to(own).reshape(-1, *(1,) * (own.ndim - 1))
+        bound = min(1e3 * torch.finfo(own.dtype).eps, 0.1) * float(own.abs().max())
+        return float((own - wanted).abs().max()) <= bound
 
 
 def calls_by_module(

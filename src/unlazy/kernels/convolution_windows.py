@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-GROUPED_ENTRIES = 2**18  # numbers of one batched product of grouped filters, so that they stay in the cache
+GROUPED_ENTRIES = 2**20  # numbers of one batched product of grouped filters, so that they stay in the cache
 Buffer = Callable[..., Tensor]  # of ``tangent_blocks.Buffers``
 
 

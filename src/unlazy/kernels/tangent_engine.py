@@ -15,8 +15,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointError
 
 from unlazy.kernels.capture import (
+    EntryCheck,
     Inputs,
     Tap,
+    TapGradients,
     call_model,
     calls_by_module,
     channels_last,
@@ -24,7 +26,6 @@ from unlazy.kernels.capture import (
     count_reads,
     evaluation_mode,
     forward_with_taps,
-    make_entry_check,
     moves_entries,
     repeat_samples,
     require_gradients,
@@ -64,7 +65,7 @@ from unlazy.runtime import Unsupported, require
 
 CHECK_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}  # rounding passes, a rule that does not fit never does
 # For activations and gradients while features are made: little, so that they stay near the cache, but some samples at a time.
-WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**26, 2**32, 0.25, 12
+WORK_BYTES, DEVICE_WORK_BYTES, WORK_SHARE, WORK_SAMPLES = 2**27, 2**32, 0.25, 12
 SMALL_BYTES, SMALL_BUDGET = 2**25, 2**28  # a kernel that takes so little needs no look at what is free
 FINDINGS = ("plain_layout", "follow_inputs", "dtype", "device", "coarsest", "feature_bytes", "work", "methods")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # grouped ones are faster, forward and back, with positions innermost
@@ -320,13 +321,7 @@ class TangentKernel:
 
         for module in owned:
             elsewhere = read[module] > 2 * len(by_module.get(module, ()))
-            fits = not elsewhere and is_exact(module)
-            if not elsewhere and not fits and self.layouts.get(module) == 0:
-                self.layouts[module] = 1
-                own = [tap for tap in taps if tap.module is module]
-                by_module[module] = self._calls(out, own, direction, demote=True)[module]
-                fits = is_exact(module)
-            if not fits:
+            if elsewhere or not is_exact(module):
                 del self.fast[module]
             elif module not in by_module:
                 self.idle.add(module)
@@ -462,24 +457,49 @@ class TangentKernel:
         """
         n = len(out)
         if demote:
-            crooked = {tap.module for tap in taps if not tap.fits(n, folded=_may_be_folded(tap.module))}
-            for module in crooked:
-                del self.fast[module]
-            taps = [tap for tap in taps if tap.module not in crooked]
-            for tap in taps:
-                if isinstance(tap.module, WeightUse) or len(tap.input) != n:
-                    self.layouts.setdefault(tap.module, 0)
+            self._drop({tap.module for tap in taps if not tap.fits(n, folded=_may_be_folded(tap.module))})
+            taps = [tap for tap in taps if tap.module in self.fast]
         elif not all(tap.fits(n, folded=tap.module in self.layouts) for tap in taps):
             raise RuleMismatch
         batched = all(rule_for(module) in BATCHED for module in self.fast)
         try:
-            in_order = make_entry_check(out, taps, directions, self.layouts) if moved else None
-            found = tap_gradients(out, taps, directions, batched=batched, keep=demote)
+            entries = EntryCheck(out, taps, directions) if moved or demote else None
+            found = tap_gradients(out, taps, directions, batched=batched)
         except CheckpointError as error:  # what is computed again in the backward pass was not seen
             raise RuleMismatch from error
-        if in_order is not None and not in_order(found):
-            raise RuleMismatch
-        return calls_by_module(taps, found, n, self.layouts)
+        if demote and entries is not None:
+            self._find_layouts(taps, found, entries)
+        elif entries is not None:
+            layouts = [self.layouts.get(tap.module) for tap in taps]
+            if not all(entries.holds(i, each, layout) for i, (each, layout) in enumerate(zip(found, layouts, strict=True))):
+                raise RuleMismatch
+        kept = [(tap, each) for tap, each in zip(taps, found, strict=True) if tap.module in self.fast]
+        return calls_by_module([tap for tap, _ in kept], [each for _, each in kept], n, self.layouts)
+
+    def _drop(self, modules: Iterable[nn.Module]) -> None:
+        for module in modules:
+            del self.fast[module]
+
+    def _find_layouts(self, taps: list[Tap], found: TapGradients, entries: EntryCheck) -> None:
+        """Find how samples lie in the calls of dense layers; a layer where that cannot be told loses its rule."""
+        numbers: dict[nn.Module, list[int]] = {}
+        for number, tap in enumerate(taps):
+            numbers.setdefault(tap.module, []).append(number)
+        for module, own in numbers.items():
+            if not _may_be_folded(module) or module in self.layouts:
+                continue  # the rule itself is checked
+
+            def fits(layout: int | None, own: list[int] = own) -> bool:
+                return all(entries.holds(i, found[i], layout) for i in own)
+
+            if all(taps[i].fits(entries.n, folded=False) for i in own) and (fits(None) or not fits(1)):
+                continue
+            fitting = [layout for layout in (0, 1) if fits(layout)]
+            alike = all(taps[i].positions(entries.n) == 1 for i in own)
+            if len(fitting) == 1 or (fitting and alike):
+                self.layouts[module] = fitting[0]
+            else:  # neither, or both: gradients of zero tell nothing
+                del self.fast[module]
 
     def _apply(self, module: nn.Module, calls: list[Call]) -> list[Share] | None:
         """The shares of a module; ``None`` where its rule does not fit the calls."""
