@@ -220,7 +220,7 @@ def used_outside_its_layer():
     return Sly(), torch.randn(N, 4)
 
 
-@case(fast=False)
+@case()
 def never_called():
     class Functional(nn.Module):
         def __init__(self) -> None:

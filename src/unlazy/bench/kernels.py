@@ -122,7 +122,9 @@ def _check_equality(model: nn.Module, x: Tensor, mode: str, by_hand: Peer | None
 def _best_chunk(peer: Peer, model: nn.Module, x: Tensor, mode: str, chunk: int) -> int:
     """The fastest of three, tried on few samples, which also warms the peer up."""
     some = x[: min(len(x), 4 * chunk)]
-    return min((chunk, 2 * chunk, 4 * chunk), key=lambda size: best_seconds(partial(peer, model, some, mode, size), 0.0))
+    return min(
+        (chunk, 2 * chunk, 4 * chunk), key=lambda size: best_seconds(partial(peer, model, some, mode, size), 0.0)
+    )
 
 
 # --- rows ----------------------------------------------------------------------------------------------------

@@ -448,9 +448,7 @@ def count_reads(out: Tensor, parameters: Sequence[Tensor]) -> list[int]:
     return [counts[id(parameter)] for parameter in parameters]
 
 
-def tap_gradients(
-    out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool
-) -> TapGradients:
+def tap_gradients(out: Tensor, taps: list[Tap], directions: Tensor, *, batched: bool) -> TapGradients:
     """For every tap the gradient of ``out . directions[k]`` at its output, one ``[n, ...]`` per k; ``None`` where unused.
 
     Samples do not meet inside the model, so one backward pass per direction serves all of them.

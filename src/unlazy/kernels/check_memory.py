@@ -92,7 +92,7 @@ def shape_key(leaf: Any) -> Hashable:
 
 
 def _modules_key(model: nn.Module) -> Hashable:
-    found: list[Hashable] = []
+    found: list[Any] = []
     for module in model.modules():
         found.append(type(module))
         for name, value in vars(module).items():
@@ -142,7 +142,7 @@ def graph_facts(out: Tensor, leaves: dict[int, int], taps: list[Any]) -> GraphFa
     kinds: set[str] = set()
     custom = False
     tapped = set(taps)
-    waiting = [out.grad_fn]
+    waiting: list[Any] = [out.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in numbers:

@@ -150,9 +150,12 @@ def linear_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     """y = x W^T + b on the last axis; other axes, and further calls of the same layer, are positions."""
     if len(calls) == 1 and calls[0].input.ndim == 2:
         return [Factors(calls[0].input, calls[0].gradient.transpose(0, 1), weight, bias)]
+    if not weight:
+        sums = [torch.stack([g.flatten(1, -2).sum(1) if g.ndim > 2 else g for g in c.gradients], dim=1) for c in calls]
+        return [Rows(sum_tensors(sums))]
     t = sum(call.gradients[0][0, ..., 0].numel() for call in calls)
     k, m, d = len(calls[0].gradients), calls[0].gradients[0].shape[-1], calls[0].input.shape[-1]
-    if t == 1 or not weight or _positions_are_cheaper(t, k, m, d):
+    if t == 1 or _positions_are_cheaper(t, k, m, d):
         return _outer_product_share(*_linear_positions(calls), weight, bias)
     share = _products(calls)
     shares: list[Share] = [share]

@@ -1,12 +1,12 @@
 """Recurrent layers step by step, by elementary operations: the fused functions of torch hide what each step reads.
 
-Each function takes the arguments of the fused one (``torch.lstm`` and so on) after ``linear``, the product to use, and returns the
-same; ``None`` for packed sequences and for dropout, which it does not know.
+Each function takes ``linear``, the product to use, and the arguments of the fused one (``torch.lstm`` and so on), and returns
+the same; ``None`` for packed sequences and for dropout, which it does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 States = tuple[Tensor, ...]
+ARGUMENTS = 9  # input, state, weights, biases or not, layers, dropout, training, both ways, batch first
 Cell = Callable[[Tensor, Tensor, States], States]  # of the input, of the state, state before -> state after
 
 
@@ -38,21 +39,12 @@ def plain_cell(function: Callable[[Tensor], Tensor], entered: Tensor, fed_back: 
     return (function(entered + fed_back),)
 
 
-def run_steps(
-    cell: Cell,
-    linear: Product,
-    x: Tensor,
-    start: Tensor | Sequence[Tensor],
-    weights: Any,
-    has_biases: Any,
-    layers: Any,
-    dropout: float,
-    train: bool,
-    both_ways: bool,
-    batch_first: bool | None = None,
-) -> tuple[Tensor, ...] | None:
+def run_steps(cell: Cell, linear: Product, *arguments: Any) -> tuple[Tensor, ...] | None:
     """All layers and directions: the outputs of the last layer, then the last states."""
-    if batch_first is None or not isinstance(weights, list) or (train and dropout > 0):
+    if len(arguments) != ARGUMENTS or not isinstance(arguments[2], list):
+        return None
+    x, start, weights, has_biases, layers, dropout, train, both_ways, batch_first = arguments
+    if train and dropout > 0:
         return None
     starts = (start,) if isinstance(start, Tensor) else tuple(start)
     ways = 2 if both_ways else 1

@@ -117,7 +117,7 @@ class TangentKernel:
         self.idle: set[nn.Module] = set()
         self.forms: dict[nn.Module, Form] = {}
         self.explicit: set[nn.Module] = set()  # rows on both sides: samples of two sizes would be held in two forms
-        self.chunk, self.rough, self.plain_layout, self.follow_inputs = 1, False, False, True
+        self.chunk, self.fixed_bytes, self.rough, self.plain_layout, self.follow_inputs = 1, 0, False, False, True
         self.buffers = Buffers()
         asked = (repr(outputs), repr(parameters), method, surrogate, repr(memory))
         key = structure_key(model, (x, x2), *asked) if reuse_check else None
@@ -152,23 +152,29 @@ class TangentKernel:
         """Pick a rule for each layer, check it, and read off what features cost."""
         self.fast = self._modules_with_rule() if method == "auto" else {}
         self.plain_layout = any(isinstance(m, CONVOLUTIONS) and m.groups > 1 for m in self.model.modules())
+        probes = [_first_and_last(data) for data in (x, x2) if data is not None]
         with self.ready():
             if method == "auto":
-                self._find_uses(x)
-            seen = [self._check_rules(_first_and_last(data), outputs) for data in (x, x2) if data is not None]
+                self._find_uses(probes[0])
+            seen = [self._check_rules(probe, outputs) for probe in probes]
+            # A second look, at layers that lost their rule because functions read their weights.
+            if method == "auto" and self._find_uses(probes[0]):
+                seen = [self._check_rules(probe, outputs) for probe in probes]
             costs = [self._bytes_per_sample(each) for each in seen]
             if self.explicit:
                 costs = [self._bytes_per_sample(each) for each in seen]
         self.feature_bytes, self.work = (max(cost) for cost in zip(*costs, strict=True))
         self.methods = self._describe_methods()
 
-    def _find_uses(self, x: Inputs) -> None:
-        """Add what functions read of the chosen parameters that no layer's rule serves."""
-        unserved = {id(parameter) for parameter in self._rest()}
+    def _find_uses(self, probe: Inputs) -> bool:
+        """Add what functions read of the chosen parameters that no layer's rule serves; whether there is anything new."""
+        tried = {id(use.parameter) for use in self.uses}
+        unserved = {id(parameter) for parameter in self._rest()} - tried
         candidates = {name: p for name, p in self.chosen.items() if id(p) in unserved}
-        if candidates:
-            self.uses = find_uses(lambda: call_model(self.model, _first_and_last(x)), candidates)
-            self.fast |= {use: use.picked for use in self.uses}
+        found = find_uses(lambda: call_model(self.model, probe), candidates) if candidates else []
+        self.uses += found
+        self.fast |= {use: use.picked for use in found}
+        return bool(found)
 
     def _findings(self) -> dict[str, Any]:
         """What the check found, modules given by number: nothing that keeps the model alive."""
@@ -415,7 +421,7 @@ class TangentKernel:
                 raise
             self.follow_inputs = False  # the model changes its input in place, or makes an array of it
             out, taps = self._forward(x)
-        leaves = [parameter for own in owned.values() for parameter in own]
+        leaves: list[Tensor] = [parameter for own in owned.values() for parameter in own]
         leaves += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
         facts = graph_facts(out, numbers, [tap.output.grad_fn for tap in taps])
@@ -471,7 +477,9 @@ class TangentKernel:
             self._find_layouts(taps, found, entries)
         elif entries is not None:
             layouts = [self.layouts.get(tap.module) for tap in taps]
-            if not all(entries.holds(i, each, layout) for i, (each, layout) in enumerate(zip(found, layouts, strict=True))):
+            if not all(
+                entries.holds(i, each, layout) for i, (each, layout) in enumerate(zip(found, layouts, strict=True))
+            ):
                 raise RuleMismatch
         kept = [(tap, each) for tap, each in zip(taps, found, strict=True) if tap.module in self.fast]
         return calls_by_module([tap for tap, _ in kept], [each for _, each in kept], n, self.layouts)

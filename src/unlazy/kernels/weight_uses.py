@@ -1,8 +1,8 @@
 """Weights that a model reads by functions, not by calling a layer with a rule: attention, recurrent layers, tied weights.
 
-``torch.nn.functional.linear`` and ``embedding`` are watched while the model runs. Attention layers call ``linear`` themselves, and
-recurrent layers run step by step here (:mod:`unlazy.kernels.recurrent_steps`), so that each step calls it. A call that reads a
-weight is to the weight what a call of a dense layer is to the layer; a weight that several layers share has all their calls.
+``torch.nn.functional.linear`` and ``embedding`` are watched while the model runs. Attention layers call ``linear`` themselves,
+and recurrent layers run step by step here (:mod:`unlazy.kernels.recurrent_steps`), so that each step calls it. A call that reads
+a weight is to the weight what a call of a dense layer is to the layer; a weight that several layers share has all their calls.
 """
 
 from __future__ import annotations
