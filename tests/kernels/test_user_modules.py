@@ -155,6 +155,22 @@ def test_a_weight_used_elsewhere_counts_even_where_the_ends_of_the_data_do_not_f
     check(Written(tied, first=nn.Linear(4, 6, bias=False)), x)
 
 
+def test_a_weight_read_only_for_samples_that_the_check_does_not_see() -> None:
+    """Every batch counts the reads of a weight, so that a branch on the data cannot hide one."""
+
+    def branching(self: Any, x: Tensor) -> Tensor:
+        h, picked = torch.relu(self.first(x)), (x[:, :1] > 0).to(x)
+        out = self.last(h)
+        return out + picked * (h @ self.last.weight.T) if bool(picked.any()) else out
+
+    x = torch.randn(6, 4)
+    x[[0, -1], 0] = -1.0
+    x[2, 0] = 1.0
+    model = Written(branching, first=nn.Linear(4, 5), last=nn.Linear(5, 2))
+    check(model, x)
+    check(model, x)
+
+
 def test_a_shared_parameter_counts_once_among_the_layers() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 6))
     model[4].weight = model[0].weight

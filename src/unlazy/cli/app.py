@@ -528,7 +528,7 @@ def bench_kernels(
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the plan of each row.")] = False,
 ) -> None:
-    """Time tangent kernels of several networks against torch.func, and NNGeometry and neural-tangents if installed, on one core."""
+    """Time tangent kernels against torch.func, and NNGeometry and neural-tangents where installed, on one core."""
     from unlazy.cli.bench import bench_kernels
 
     bench_kernels(rows or (), out, dry_run=dry_run)

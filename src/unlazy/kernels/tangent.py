@@ -1,14 +1,15 @@
 """The empirical tangent kernel of any module: inner products of parameter gradients, exact to float precision.
 
 Known layers have a rule (``layer_rules``) that pairs their inputs and output gradients (``tangent_blocks``) without forming a
-Jacobian where that costs less. All other parameters take one backward pass a sample (``jacobian.rows_by_sample``).
+Jacobian where that costs less. Weights that functions read (attention, recurrent layers, tied weights) have the rule of a dense
+layer or of a table (``weight_uses``). All other parameters take one backward pass a sample (``jacobian.rows_by_sample``).
 
 Every rule is checked against the backward pass of single samples, on the first and the last sample. A layer fails the check if
-its calls do not have one entry a sample in the order of the samples, or if the model reads its weight directly; such a layer
-takes the backward pass a sample. Where a model picks entries by index or mask (sorted samples, experts), every batch is checked.
+its calls do not have one entry a sample in the order of the samples; such a layer takes the backward pass a sample. Every batch
+counts how often each weight is read: if the model reads one otherwise than by calls that were seen, the rule does not hold. Where
+a model picks entries by index or mask (sorted samples, experts), every batch is checked.
 
-The check compares the first and last samples. A model that reads a layer's weight directly, and only for samples in between, is
-not caught; use ``method="loop"`` for it.
+What a check found is kept for the next call with the same model and shapes (``check_memory`` says what is compared each time).
 """
 
 from __future__ import annotations
