@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unlazy import plan_tangent, tangent_kernel
+from unlazy.kernels.convolution_windows import Windows
 from unlazy.kernels.layer_rules import Products
 from unlazy.kernels.recurrent_steps import STEPS
 from zoo import slow_kernel
@@ -229,3 +230,20 @@ def test_products_write_what_they_pair() -> None:
     share = Products(a, tuple(g))
     expected = torch.einsum("kntm,ntd->nkmd", torch.stack(g), a).flatten(2)
     torch.testing.assert_close(share.rows(), expected)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_filters_give_the_same_rows_in_every_layout(axes: int, groups: int) -> None:
+    """Rows of two parts of the data are paired, so their columns must stand in one order."""
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    layer = kind(4, 8, 2, stride=2, dilation=2, groups=groups).double()
+    x, g = torch.randn(3, 4, *(7,) * axes).double(), [torch.randn(3, 8, *(3,) * axes).double() for _ in range(2)]
+    inner = [values.movedim(1, -1).contiguous().movedim(-1, 1) for values in (x, *g)]  # channels innermost
+    plain = Windows(layer, (x,), (tuple(g),)).rows()
+    torch.testing.assert_close(plain, Windows(layer, (inner[0],), (tuple(inner[1:]),)).rows())
+    out = layer(x)
+    for k, weights in enumerate(g):
+        for i in range(3):
+            (exact,) = torch.autograd.grad(out[i], layer.weight, weights[i], retain_graph=True)
+            torch.testing.assert_close(plain[i, k], exact.flatten(2).mT.flatten())

@@ -69,7 +69,7 @@ class Windows:
         if out.is_cuda:
             self._write_batch(out)
             return
-        if self.module.groups > 1:
+        if self.module.groups > 1 or self.gradients[0][0].is_contiguous():
             self._write_groups(out)
             return
         module, k = self.module, self.directions
@@ -92,25 +92,26 @@ class Windows:
                     rows[i].addmm_(left, right)
 
     def _write_groups(self, out: Float[Tensor, "n k p"]) -> None:
-        """Explicit gradients of grouped filters: one batched product for all groups of a few samples.
+        """Explicit gradients where positions are innermost: one batched product for all groups of a few samples.
 
-        Positions are innermost, so that the windows of a channel are copied in long pieces.
+        The windows of a channel are copied in long pieces. Columns stand in the same order as in :meth:`write_rows`.
         """
         module, k, n, groups = self.module, self.directions, len(self.inputs[0]), self.module.groups
         c, m, taps = module.in_channels // groups, module.out_channels // groups, math.prod(module.kernel_size)
-        rows = out.view(n, k, groups, m, c * taps)
+        rows = out.view(n, k, groups, m, taps * c)
         for number, (entered, gradients) in enumerate(zip(self.inputs, self.gradients, strict=True)):
             t = math.prod(gradients[0].shape[2:])
-            some = max(1, GROUPED_ENTRIES // (t * groups * max(c * taps, k * m)))
+            some = max(1, GROUPED_ENTRIES // (t * groups * max(taps * c, k * m)))
             for start in range(0, n, some):
                 part = slice(start, min(start + some, n))
                 size = part.stop - start
-                windows = channel_windows(entered[part], module).reshape(size * groups, c * taps, t)
+                windows = channel_windows(entered[part], module).unflatten(1, (groups, c))
+                windows = windows.movedim(2, 2 + len(module.kernel_size)).reshape(size * groups, taps * c, t)
                 found = rows.new_empty(size, groups, k, m, t)
                 for direction, g in enumerate(gradients):
                     found[:, :, direction] = g[part].reshape(size, groups, m, t)
                 made = torch.bmm(found.view(size * groups, k * m, t), windows.mT)
-                made = made.view(size, groups, k, m, c * taps).transpose(1, 2)
+                made = made.view(size, groups, k, m, taps * c).transpose(1, 2)
                 if number == 0:
                     rows[part] = made
                 else:
