@@ -95,6 +95,29 @@ def folded(*, positions_first: bool, tokens: int) -> tuple[nn.Module, Any]:
     return Net(way, first=nn.Linear(4, 4), last=nn.Linear(4, 2)), torch.randn(N, tokens, 4)
 
 
+def vision(tokens: int, way: Callable[[Any, Tensor], Tensor]) -> tuple[nn.Module, Any]:
+    """A token and positions of its own, added to the tokens of every sample; ``way`` puts the token before them."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = torch.cat([way(net, x), net.first(x)], dim=1) + net.places[:, : tokens + 1]
+        return net.last(net.attend(h, h, h, need_weights=False)[0][:, 0].tanh())
+
+    parts = {"first": nn.Linear(3, 4), "attend": nn.MultiheadAttention(4, 2, batch_first=True), "last": nn.Linear(4, 2)}
+    learned = {"token": nn.Parameter(torch.randn(1, 1, 4)), "places": nn.Parameter(torch.randn(1, tokens + 2, 4))}
+    return Net(forward, **parts, **learned), torch.randn(N, tokens, 3)
+
+
+def places(tokens: int, axes: int) -> tuple[nn.Module, Any]:
+    """A table of positions, asked once for all samples."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        numbers = torch.arange(tokens) if axes == 1 else torch.arange(tokens)[None]
+        return net.last(torch.tanh(net.table(x) + net.places(numbers)).mean(1))
+
+    parts = {"table": nn.Embedding(6, 4), "places": nn.Embedding(tokens + 1, 4), "last": nn.Linear(4, 2)}
+    return Net(forward, **parts), torch.randint(0, 6, (N, tokens))
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "self-attention": lambda: self_attention(3, batch_first=True),
     "self-attention, positions first": lambda: self_attention(3, batch_first=False),
@@ -120,6 +143,13 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "folded, positions first": lambda: folded(positions_first=True, tokens=3),
     "folded, as many positions as samples": lambda: folded(positions_first=True, tokens=N),
     "folded, two positions": lambda: folded(positions_first=True, tokens=2),
+    "a token expanded": lambda: vision(3, lambda net, x: net.token.expand(len(x), -1, -1)),
+    "as many places as samples": lambda: vision(N - 1, lambda net, x: net.token.expand(len(x), -1, -1)),
+    "a token added": lambda: vision(2, lambda net, x: torch.zeros(len(x), 1, 4).to(x) + net.token),
+    "table of places": lambda: places(3, 1),
+    "table of places, with an axis": lambda: places(3, 2),
+    "table of places, as many as samples": lambda: places(N, 1),
+    "table of two places": lambda: places(2, 1),
     "functions alone": lambda: (
         Net(
             lambda net, x: F.linear(x, net.w, net.b).tanh(),
@@ -162,6 +192,29 @@ def test_lone_samples_and_selections(name: str) -> None:
     torch.testing.assert_close(tangent_kernel(model, x[:1], x[1:]), slow[:1, 1:], rtol=1e-10, atol=1e-11)
     parts = [tangent_kernel(model, x, parameters=parameter) for parameter, _ in model.named_parameters()]
     torch.testing.assert_close(sum(parts), slow, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda net, x: net.token.repeat(len(x), 1, 1),
+        lambda net, x: net.token[0].expand(len(x), 1, 4),
+        lambda net, x: net.token.mean(0, keepdim=True).expand(len(x), 1, 4),
+        lambda net, x: net.token.view(4).expand(len(x), 1, 4),
+        lambda net, x: (net.token / net.token.norm()).expand(len(x), 1, 4),
+    ],
+)
+def test_other_ways_to_share_a_parameter_are_exact(way: Callable[[Any, Tensor], Tensor]) -> None:
+    """No view of a sample fits here: these take the general way."""
+    model, x = vision(2, way)
+    model, x = model.double(), x.double()
+    for mode in ("full", "full"):
+        found = tangent_kernel(model, x, outputs=mode)
+        torch.testing.assert_close(found, slow_kernel(model, x), rtol=1e-10, atol=1e-11)
+    assert "token" not in vars(model)
+    torch.testing.assert_close(
+        tangent_kernel(model, x[:1], x[1:2]), slow_kernel(model, x)[:1, 1:2].diagonal(dim1=2, dim2=3).sum(-1)
+    )
 
 
 def test_packed_sequences_take_the_general_way_and_are_exact() -> None:

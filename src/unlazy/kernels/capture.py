@@ -405,7 +405,7 @@ def _run_with_hooks(model: nn.Module, x: Inputs, watched: set[nn.Module], *, cop
         module.register_forward_hook(hook, with_kwargs=True) for module in watched if not isinstance(module, WeightUse)
     ]
     try:
-        with torch.enable_grad(), watch_uses(uses, note):
+        with torch.enable_grad(), watch_uses(uses, note, sample_count(x)):
             return call_model(model, x), taps
     finally:
         for handle in handles:

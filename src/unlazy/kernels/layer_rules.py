@@ -269,6 +269,8 @@ def weight_use_rule(calls: list[Call], weight: bool, bias: bool) -> list[Share]:
     """A weight or a bias that functions read: as a dense layer's, as a table's, or as both, where explicit gradients add up."""
     module = calls[0].module
     assert isinstance(module, WeightUse)
+    if module.place is not None:
+        return [Rows(sum_tensors([torch.stack([g.flatten(1) for g in call.gradients], dim=1) for call in calls]))]
     products = [call for call in calls if call.input.is_floating_point()]
     tables = [call for call in calls if not call.input.is_floating_point()]
     if not tables:

@@ -59,7 +59,7 @@ from unlazy.kernels.selection import (
     select_parameters,
 )
 from unlazy.kernels.tangent_blocks import Buffers, explicit_rows, fill_full, fill_trace, small_gram
-from unlazy.kernels.weight_uses import WeightUse, find_uses
+from unlazy.kernels.weight_uses import WeightUse, find_added, find_uses
 from unlazy.models.dense_layers import Affine
 from unlazy.runtime import Unsupported, require
 
@@ -157,21 +157,40 @@ class TangentKernel:
             if method == "auto":
                 self._find_uses(probes[0])
             seen = [self._check_rules(probe, outputs) for probe in probes]
-            # A second look, at layers that lost their rule because functions read their weights.
-            if method == "auto" and self._find_uses(probes[0]):
-                seen = [self._check_rules(probe, outputs) for probe in probes]
+            # A second look, at layers that lost their rule because functions read their weights, and at what samples share.
+            if method == "auto" and self._find_uses(probes[0], shared=True):
+                try:
+                    seen = [self._check_rules(probe, outputs) for probe in probes]
+                except (
+                    RuntimeError,
+                    ValueError,
+                    IndexError,
+                    Unsupported,
+                ):  # the model has no place for views of samples
+                    self._drop([use for use in self.uses if use.shared and use in self.fast])
+                    seen = [self._check_rules(probe, outputs) for probe in probes]
             costs = [self._bytes_per_sample(each) for each in seen]
             if self.explicit:
                 costs = [self._bytes_per_sample(each) for each in seen]
         self.feature_bytes, self.work = (max(cost) for cost in zip(*costs, strict=True))
         self.methods = self._describe_methods()
 
-    def _find_uses(self, probe: Inputs) -> bool:
-        """Add what functions read of the chosen parameters that no layer's rule serves; whether there is anything new."""
+    def _find_uses(self, probe: Inputs, *, shared: bool = False) -> bool:
+        """Add what functions read of the chosen parameters that no layer's rule serves; whether there is anything new.
+
+        ``shared``: also what all samples share (:class:`WeightUse`).
+        """
         tried = {id(use.parameter) for use in self.uses}
         unserved = {id(parameter) for parameter in self._rest()} - tried
         candidates = {name: p for name, p in self.chosen.items() if id(p) in unserved}
-        found = find_uses(lambda: call_model(self.model, probe), candidates) if candidates else []
+        if not candidates:
+            return False
+        found = find_uses(lambda n: call_model(self.model, take_samples(probe, slice(0, n))), candidates)
+        read = {id(use.parameter) for use in found}
+        if shared:
+            found += find_added(self.model, {name: p for name, p in candidates.items() if id(p) not in read})
+        else:
+            found = [use for use in found if not use.shared]
         self.uses += found
         self.fast |= {use: use.picked for use in found}
         return bool(found)
@@ -184,12 +203,17 @@ class TangentKernel:
         found["fast"] = [(numbers[module], picked) for module, picked in self.fast.items()]
         found["forms"] = [(numbers[module], form) for module, form in self.forms.items()]
         found["layouts"] = [(numbers[module], layout) for module, layout in self.layouts.items()]
-        found["uses"] = [(use.kind, use.name) for use in self.uses]
+        found["uses"] = [(use.kind, use.name, use.shared, use.place is not None) for use in self.uses]
         return found | {name: [numbers[module] for module in getattr(self, name)] for name in ("idle", "explicit")}
 
     def _take_findings(self, found: dict[str, Any]) -> None:
         """The inverse of :meth:`_findings`."""
-        self.uses = [WeightUse(self.chosen[name], kind, name) for kind, name in found["uses"]]
+        self.uses = [
+            find_added(self.model, {name: self.chosen[name]})[0]
+            if added
+            else WeightUse(self.chosen[name], kind, name, shared=shared)
+            for kind, name, shared, added in found["uses"]
+        ]
         modules = [*self.model.modules(), *self.uses]
         for name in FINDINGS:
             setattr(self, name, found[name])
