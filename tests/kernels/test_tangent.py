@@ -58,7 +58,7 @@ def test_known_layers_do_not_need_the_general_path(name: str) -> None:
     assert not [line for line in plan.methods if "per sample" in line and "idle" not in line], plan.methods
 
 
-@pytest.mark.parametrize("name", ["bare_parameter", "weight_norm", "shared_token", "experts"])
+@pytest.mark.parametrize("name", ["bare_parameter", "weight_norm", "experts"])
 def test_what_no_rule_serves_goes_the_general_way(name: str) -> None:
     assert any("per sample" in line for line in plan_tangent(*zoo.build(name)).methods)
 

@@ -152,8 +152,8 @@ class TangentKernel:
         """Pick a rule for each layer, check it, and read off what features cost."""
         self.fast = self._modules_with_rule() if method == "auto" else {}
         self.plain_layout = any(isinstance(m, CONVOLUTIONS) and m.groups > 1 for m in self.model.modules())
-        probes = [_first_and_last(data) for data in (x, x2) if data is not None]
         with self.ready():
+            probes = [_first_and_last(data) for data in (x, x2) if data is not None]
             if method == "auto":
                 self._find_uses(probes[0])
             seen = [self._check_rules(probe, outputs) for probe in probes]
