@@ -20,6 +20,7 @@ PAPERS = {
     "emergence": "Feature learning: emergence from inputs",
     "tangent": "An adaptive tangent feature perspective",
     "estimators": "Our own: estimators for tables",
+    "beyond": "Our own: beyond the papers",
 }
 LETTERS = "CFBL"  # half-space (C, F), emergence (B), tangent (L); others come last
 AFTER_DATA = "rule written after a first measurement"

@@ -25,6 +25,7 @@ PAPERS = {  # by folder
     "tangent": "tangent",
     "scope": "scope",
     "estimators": "estimators",
+    "beyond": "beyond",
 }
 
 
