@@ -188,7 +188,7 @@ class PathOptimiser:
         with torch.enable_grad():
             out = self.net(self.x).detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.loss(out, self.y).sum(), out)
-        return out.detach(), -len(self.x) * gradient
+        return out.detach(), -out.shape[-2] * gradient
 
     def _forget(self, unit: Unit) -> None:
         """Zero the optimiser's running means of all numbers that belong to a unit: they are those of its old gate."""
