@@ -248,8 +248,8 @@ def _members(net: Net) -> int | None:
 def _slots(optimiser: torch.optim.Optimizer | MemberAdam, parameter: nn.Parameter) -> list[Tensor]:
     """The optimiser's tensors of a parameter's own shape: views."""
     if isinstance(optimiser, MemberAdam):
-        (name,) = [name for name, one in optimiser.named if one is parameter] or [None]
-        return [part for key, part in optimiser.state().items() if key.rsplit("/", 1)[0] == name]
+        names = [f"{name}/" for name, one in optimiser.named if one is parameter]
+        return [part for key, part in optimiser.state().items() if key.startswith(tuple(names))] if names else []
     state: dict[str, Any] = optimiser.state.get(parameter, {})
     return [slot for slot in state.values() if isinstance(slot, Tensor) and slot.shape == parameter.shape]
 

@@ -83,8 +83,9 @@ class Stack:
 
 def cases(settings: Settings, seeds: Sequence[int]) -> list[Stack]:
     """Every network on every target."""
-    sizes = settings.moments, settings.n, settings.width, settings.depth, settings.rotations
-    return [Stack(*place, tuple(seeds), *sizes) for place in product(settings.targets, settings.networks)]
+    sizes = settings.n, settings.width, settings.depth, settings.rotations
+    places = product(settings.targets, settings.networks)
+    return [Stack(*place, tuple(seeds), settings.moments, *sizes) for place in places]
 
 
 SCALES = {
