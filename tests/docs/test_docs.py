@@ -57,6 +57,7 @@ def test_benchmarks_that_are_kept_are_written_by_make_alone(tmp_path: Path) -> N
 
 RUNNABLE = (
     "tutorials/tour.md",
+    "explanation/beyond_training.md",
     "how-to/check_width.md",
     "how-to/clusters.md",
     "how-to/explain_a_table.md",

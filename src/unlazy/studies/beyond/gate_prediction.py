@@ -31,6 +31,7 @@ from unlazy.data.circle import CIRCLE_PRESETS
 from unlazy.data.dataset import Dataset
 from unlazy.data.planted import Planted
 from unlazy.models.build import build_stack
+from unlazy.models.dense_layers import effective_weights
 from unlazy.models.gates import SoftGate
 from unlazy.models.net import GatedNet
 from unlazy.models.spec import Init, NetSpec, relu_spec
@@ -235,13 +236,11 @@ def measure(case: Stack, work: Work) -> Rows:
 
 
 def gate_directions(net: GatedNet) -> dict[str, Tensor]:
-    """The weights of first-layer gates ``[S, units, d]``; of a DLGN also the normals of its last layer; of a ReLU net signs."""
+    """The weights of first-layer gates ``[S, units, d]``; of a DLGN also the normals of its last layer."""
     own = net.settings.gating == "own"
     layer = (net.value_layers if own else net.gate_layers)[0]
-    found = {"weights": layer.weight.detach().double().clone()}  # type: ignore[operator]
-    if own:
-        found["sign"] = net.readout.weight.detach()[:, 0].sign().double()  # type: ignore[index,union-attr]
-    else:
+    found = {"weights": effective_weights(layer)[0].double().clone()}
+    if not own:
         found["last"] = half_spaces(net).normals[:, -1].double()
     return found
 
@@ -359,7 +358,8 @@ def draw_prediction(results: Results) -> plots.Figure:
         for prediction, colour in colours.items():
             where = {"data": data, "network": network, "start": "small", "prediction": prediction}
             steps, values = results.table.series("excess_at", **where)
-            plots.draw_band(axis, steps + 1, values, prediction, colour)
+            if len(steps):
+                plots.draw_band(axis, steps + 1, values, prediction, colour)
         axis.set_xscale("log")
         axis.set_ylim(-0.3, 1.05)
         axis.set_title(f"{DATA[data]}, {network}", fontsize=7)
