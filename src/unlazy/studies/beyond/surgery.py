@@ -214,7 +214,7 @@ def shown_arms(*arms: str) -> list[Shown]:
     return found
 
 
-ABOUT: dict[str, Any] = {"where": "open question of Sec. 6", "paper": "our question; no number", "figure": "arms"}
+ABOUT: dict[str, Any] = {"where": "named future work", "paper": "our question; no number", "figure": "arms"}
 CLAIMS = (
     Claim(
         "X20",
