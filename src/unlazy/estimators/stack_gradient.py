@@ -12,6 +12,7 @@ from torch import Tensor
 from unlazy.models.dense_layers import Affine
 from unlazy.models.gates import HardGate
 from unlazy.models.net import GatedNet
+from unlazy.runtime import require
 
 
 class StackGradient:
@@ -23,6 +24,7 @@ class StackGradient:
 
     def __init__(self, net: GatedNet) -> None:
         spec, parameters = net.settings, list(net.parameters())
+        require(spec.has_half_space_gates, f"gates of {spec.gating_words} cannot be multiplied out; use autograd.")
         self.hard, beta = isinstance(spec.gate, HardGate), spec.gate.beta
         assert beta is not None
         self.beta, self.linear = float(beta), spec.experts == "linear"

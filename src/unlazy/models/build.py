@@ -120,7 +120,9 @@ def _build_images(spec: ImageSpec, seed: int, dtype: torch.dtype) -> GatedImageN
     with torch.random.fork_rng(devices=[]):  # torch draws starting numbers of its own, which are overwritten below
         net = GatedImageNet(spec, *make_image_layers(spec))
     draw_starting_weights(net, spec, seed)
-    return net.to(dtype)
+    for _, parameter in net.branch("gate"):
+        parameter.requires_grad_(spec.train_gates)
+    return net.to(dtype).train()
 
 
 # --- the usual names -----------------------------------------------------------------------------

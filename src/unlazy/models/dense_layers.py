@@ -140,7 +140,10 @@ def make_dense_layers(
     for layer in range(spec.depth):
         fan_in = spec.inputs if layer == 0 else spec.width
         if spec.gating in ("linear", "quadratic"):
-            gate_layers.append(sampler.affine(f"gate.{layer}", spec.width, fan_in, bias=spec.gate_bias, gated=False))
+            rectified = layer in spec.nonlinear_gate_layers  # which count from 1: the layer before this one
+            gate_layers.append(
+                sampler.affine(f"gate.{layer}", spec.width, fan_in, bias=spec.gate_bias, gated=rectified)
+            )
         if quadratic is not None:
             quadratic.append(_make_quadratic_term(spec, sampler, layer))
         constant = layer == 0 and spec.experts == "constant"

@@ -41,8 +41,8 @@ def half_space_normals(
 
     Unit ``(channel, row, column)`` is open where <normal, x> + offset >= 0.
     """
-    _require_linear_gates(net)
     require(0 <= layer < net.depth, f"there are gated layers 0 to {net.depth - 1}, got {layer}.")
+    _require_half_spaces(net, layer)
     require(len(units) > 0, "give at least one unit.")
     folded = fold_batch_norm(net)
     some = next(folded.gate_layers.parameters())
@@ -59,11 +59,18 @@ def half_space_normals(
     return normals, offsets.detach()
 
 
-def _require_linear_gates(net: GatedImageNet) -> None:
-    """Raise ``Unsupported`` if the gates of a network are not half-spaces of image space."""
+def _require_half_spaces(net: GatedImageNet, layer: int) -> None:
+    """Raise ``Unsupported`` if the gates of a layer are not half-spaces of image space."""
     if net.settings.gating != "linear":
         raise Unsupported(
             "GatedImageNet", f"gates of kind {net.settings.gating!r} are no half-spaces", "Use gating='linear'."
+        )
+    first = min(net.settings.nonlinear_gate_layers, default=net.depth)
+    if layer >= first:
+        raise Unsupported(
+            "GatedImageNet",
+            f"its gates behind the ReLU of gating layer {first} are no half-spaces",
+            f"Take one of the layers 0 to {first - 1}.",
         )
 
 

@@ -146,7 +146,7 @@ def draw_starting_weights(net: nn.Module, spec: ImageSpec, seed: int) -> None:
         if name.endswith(".inner") or not isinstance(layer, nn.Conv2d | nn.Linear):
             continue
         fan_in = layer.weight[0].numel()
-        is_gated = name.startswith("value_layers.") and spec.gating != "open"
+        is_gated = spec.gating != "open" if name.startswith("value_layers.") else _reads_relu(name, spec)
         variance = (2.0 if is_gated else 1.0) / fan_in
         factors = {"weight": scaling.start / (scaling.before * scaling.after), "bias": 1 / scaling.after}
         for part, factor in factors.items():
@@ -162,3 +162,11 @@ def draw_starting_weights(net: nn.Module, spec: ImageSpec, seed: int) -> None:
                 drawn = torch.zeros(values.shape)
             with torch.no_grad():
                 values.copy_(init.scale * factor * drawn)
+
+
+def _reads_relu(name: str, spec: ImageSpec) -> bool:
+    """Whether a layer of the gating network reads a state behind a ReLU; layers count from 1 in the spec."""
+    branch, number, *rest = name.split(".")
+    if branch != "gate_layers":
+        return False
+    return int(number) - (1 if "shortcut" in rest else 0) in spec.nonlinear_gate_layers

@@ -1,12 +1,14 @@
 """Gated networks on images: plain convolutions or residual blocks, with the same choices as dense networks.
 
-    q_l = transition_l(gating states)          one linear network of the same layout makes all gates
+    q_l = transition_l(gating states)          one network of the same layout makes all gates, linear but for the
+                                               ReLUs behind the spec's ``nonlinear_gate_layers``
     h_l = rule(q_l) * transition_l(value states)
     f(x) = readout(mean of the last h over positions)
 
 A *transition* is convolution, then batch-norm if asked for, plus a shortcut at the end of a residual block. In evaluation mode
-batch-norm is affine, so q_l is affine in x and every gate is a half-space of image space; in training mode it depends on
-the batch. Nothing pools by maximum. With ``gating="own"`` the value branch gates itself: an ordinary ReLU network.
+batch-norm is affine, so q_l of a linear gating network is affine in x and every gate is a half-space of image space; in training
+mode it depends on the batch. A frozen gating network (``train_gates=False``) stays in evaluation mode. Nothing pools by maximum.
+With ``gating="own"`` the value branch gates itself: an ordinary ReLU network.
 
 The value branch of constant experts reads an all-ones image. Its first batch-norm would see no variance over the batch, so
 that one is left out.
@@ -39,6 +41,13 @@ class GatedImageNet(GatedModule[ImageSpec]):
         """How many gated layers there are."""
         return len(self.value_layers)
 
+    def train(self, mode: bool = True) -> GatedImageNet:
+        """Set training mode, in which batch-norms use the batch; a frozen gating network stays in evaluation mode."""
+        super().train(mode)
+        if not self._spec.train_gates:
+            self.gate_layers.eval()
+        return self
+
     def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n o"]:
         """f(x) = value(x, gates(x))."""
         self._check_input(x)
@@ -70,16 +79,20 @@ class GatedImageNet(GatedModule[ImageSpec]):
         """q_l(x), the numbers that decide the gates; the unit's own value where there is no gating branch."""
         self._check_input(x)
         q: list[Tensor] = []
+        own, nonlinear = self._spec.gating == "own", self._spec.nonlinear_gate_layers
 
-        def collect(_: int, pre: Tensor) -> Tensor:
+        def collect(number: int, pre: Tensor) -> Tensor:
             q.append(pre)
-            return F.relu(pre) if self._spec.gating == "own" else pre
+            return F.relu(pre) if own or number + 1 in nonlinear else pre
 
         _last_state(self.gate_layers if self._spec.gating == "linear" else self.value_layers, x, collect)
         return q
 
     def hard(self) -> GatedImageNet:
-        """This network with its gates made into the half-spaces of the theory (shares all parameters)."""
+        """This network with gates that are open or closed (shares all parameters): the half-spaces of the theory.
+
+        With ``nonlinear_gate_layers`` they are regions of another shape.
+        """
         spec = replace(self._spec, gate=HardGate(None))
         return GatedImageNet(spec, self.gate_layers, self.value_layers, self.readout).train(self.training)
 

@@ -5,6 +5,7 @@
     h_l = G_l * transition_l(value states)     value branch
     f(x) = readout(value states)
 
+A gating state is q_l, or relu(q_l) in the spec's ``nonlinear_gate_layers``.
 With ``gating="own"`` the value branch gates itself (a ReLU net). A *transition* reads the list of all earlier
 states, so a dense or convolutional layer takes the last one and a residual layer also takes an older one.
 
@@ -20,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from unlazy.models.gates import Gates, HardGate
 from unlazy.models.parametrisation import growing_axes, rate_multiplier
@@ -143,21 +145,27 @@ class GatedNet(GatedModule[NetSpec]):
         return self.readout(states)
 
     def pre_activations(self, x: Float[Tensor, "*batch d"]) -> list[Tensor]:
-        """q_l(x), the numbers that decide the gates: affine in x for linear gating, the unit's own value for a ReLU net."""
+        """q_l(x), the numbers that decide the gates: the unit's own value for a ReLU net, else what the gating network makes.
+
+        Affine in x for linear gating, up to the first of ``nonlinear_gate_layers``.
+        """
         if self._spec.gating == "own":
             return self._self_gated_pass(x)[2]
         if self._spec.gating == "open":
             raise Unsupported("GatedNet", "open gates have no pre-activation", "Choose another gating.")
-        states = [x]
-        for transition in self.gate_layers:
-            states.append(transition(states))
-        q = states[1:]
+        states, q = [x], []
+        for number, transition in enumerate(self.gate_layers, start=1):
+            q.append(transition(states))
+            states.append(F.relu(q[-1]) if number in self._spec.nonlinear_gate_layers else q[-1])
         if self.quadratic is not None:
             q = [eta + term(x) for eta, term in zip(q, self.quadratic, strict=True)]
         return q
 
     def hard(self) -> GatedNet:
-        """This network with its gates made into the half-spaces of the theory (shares all parameters)."""
+        """This network with gates that are open or closed (shares all parameters): the half-spaces of the theory.
+
+        With ``nonlinear_gate_layers`` they are regions of another shape.
+        """
         spec = replace(self._spec, gate=HardGate(None))
         return GatedNet(spec, self.gate_layers, self.value_layers, self.readout, self.quadratic)
 

@@ -53,6 +53,12 @@ class GatedSpec:
 
     ``parametrisation``: how layers scale with their widths, ``standard``, ``ntk`` or ``mup`` (also called ``mean-field``); see
     :mod:`unlazy.models.parametrisation`.
+
+    ``nonlinear_gate_layers``: layers, counted from 1, whose pre-activation passes a ReLU on its way to the later layers of the
+    gating network. Empty: every gate is a half-space of the input. The gate of a layer itself is decided by the number before
+    the ReLU, so the last layer's ReLU changes nothing.
+
+    ``train_gates=False`` freezes the gating network at its start.
     """
 
     GATINGS: ClassVar[tuple[str, ...]]
@@ -60,7 +66,9 @@ class GatedSpec:
     """Entries of the dictionary, in the order of the runs on disk."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Settings whose entry in the dictionary has another name."""
-    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]]
+    LEFT_OUT: ClassVar[Mapping[str, Any]] = {"parametrisation": "standard", "nonlinear_gate_layers": ()}
+    """Settings that are no entry of the dictionary where they have these values."""
+    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]] = {"nonlinear_gate_layers": (), "train_gates": True}
     """Settings that need a gating network, with the values they have where there is none."""
 
     gating: str = "linear"
@@ -68,6 +76,8 @@ class GatedSpec:
     gate: GateRule = field(default_factory=SoftGate)
     init: Init = field(default_factory=Init)
     parametrisation: str = "standard"
+    nonlinear_gate_layers: tuple[int, ...] = ()
+    train_gates: bool = True
 
     def __post_init__(self) -> None:
         _require_one_of("gating", self.gating, self.GATINGS)
@@ -78,15 +88,55 @@ class GatedSpec:
             "use gating='linear' or experts='linear'.",
         )
         object.__setattr__(self, "parametrisation", canonical_parametrisation(self.parametrisation))
+        object.__setattr__(self, "nonlinear_gate_layers", self._check_nonlinear_gate_layers())
+        require(
+            self.train_gates or self.gating in ("linear", "quadratic"),
+            f"gates can be frozen only where a gating network makes them, not with gating={self.gating!r}.",
+        )
+
+    @property
+    def gated_layers(self) -> int:
+        """How many gated layers there are."""
+        raise NotImplementedError
+
+    @property
+    def has_half_space_gates(self) -> bool:
+        """Whether every gate is a half-space of the input: a linear gating network without a ReLU that a later layer reads."""
+        return self.gating == "linear" and all(layer == self.gated_layers for layer in self.nonlinear_gate_layers)
+
+    @property
+    def gating_words(self) -> str:
+        """The gating as a reader writes it, with the non-linear layers if there are some; for error messages."""
+        layers = f", nonlinear_gate_layers={self.nonlinear_gate_layers}" if self.nonlinear_gate_layers else ""
+        return f"gating={self.gating!r}{layers}"
+
+    def _check_nonlinear_gate_layers(self) -> tuple[int, ...]:
+        """The layers in order, each once; raise ``InputError`` where they make no sense."""
+        given: Any = self.nonlinear_gate_layers
+        whole = not isinstance(given, str | int) and all(isinstance(one, int) and one is not True for one in given)
+        require(
+            whole, f"nonlinear_gate_layers are the numbers of layers, such as (1, 2); the first is 1. Got {given!r}."
+        )
+        require(
+            len(given) == 0 or self.gating == "linear",
+            f"nonlinear_gate_layers are layers of a gating network, which gating={self.gating!r} does not have "
+            "(quadratic gates are not built for it); use gating='linear', or leave nonlinear_gate_layers empty.",
+        )
+        wrong = [layer for layer in given if not 1 <= layer <= self.gated_layers]
+        require(
+            not wrong,
+            f"the gated layers are 1 to {self.gated_layers}, but nonlinear_gate_layers has {wrong}; the first layer is 1.",
+        )
+        return tuple(sorted(set(given)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; the inverse of ``from_dict``.
 
-        ``parametrisation`` is an entry only where it is not the standard one, so that older runs keep their ids.
+        Entries of ``LEFT_OUT`` that have their usual values are left out, so that older runs keep their ids.
         """
         values = asdict(self) | {"gate": rule_to_spec(self.gate)}
+        left_out = {name for name, usual in self.LEFT_OUT.items() if values[name] == usual}
         values = {self.RENAMED.get(name, name): _as_json(value) for name, value in values.items()}
-        left_out = {"parametrisation"} if self.parametrisation == "standard" else set()
         return {key: values[key] for key in self.KEYS if key not in left_out}
 
     @classmethod
@@ -100,6 +150,8 @@ class GatedSpec:
             values["gate"] = rule_from_spec(values["gate"])
         if "init" in values:
             values["init"] = Init(**values["init"])
+        if "nonlinear_gate_layers" in values:
+            values["nonlinear_gate_layers"] = tuple(values["nonlinear_gate_layers"])
         return cls(**values)
 
     def with_beta(self: Spec, beta: float) -> Spec:
@@ -122,8 +174,8 @@ class GatedSpec:
 class NetSpec(GatedSpec):
     """Everything needed to rebuild a dense :class:`~unlazy.GatedNet` except its numbers; see :class:`GatedSpec` for the rest.
 
-    ``depth`` counts gated layers: the papers' L counts weight matrices, so ``depth = L - 1``. ``train_gates=False`` freezes
-    the gating network at its start. ``quadratic_rank``: how many squares each quadratic gate adds.
+    ``depth`` counts gated layers: the papers' L counts weight matrices, so ``depth = L - 1``. ``quadratic_rank``: how many
+    squares each quadratic gate adds.
 
     ``constant_input`` says what a constant-expert network feeds its value branch. ``ones`` is the paper's
     all-ones vector of the input's size: all columns of the first value matrix then receive the same gradient,
@@ -138,10 +190,9 @@ class NetSpec(GatedSpec):
     GATINGS: ClassVar[tuple[str, ...]] = ("own", "linear", "quadratic", "open")
     KEYS: ClassVar[tuple[str, ...]] = (
         "width", "depth", "gating", "experts", "gate", "gate_bias", "value_bias", "init", "train_gates", "constant_input",
-        "quadratic_rank", "shape", "parametrisation", "in", "out",
+        "quadratic_rank", "shape", "parametrisation", "nonlinear_gate_layers", "in", "out",
     )  # fmt: skip
     RENAMED: ClassVar[Mapping[str, str]] = {"inputs": "in", "outputs": "out"}
-    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]] = {"train_gates": True}
 
     inputs: int
     outputs: int = 1
@@ -149,7 +200,6 @@ class NetSpec(GatedSpec):
     depth: int = 5
     gate_bias: bool = True
     value_bias: bool = True
-    train_gates: bool = True
     constant_input: str = "ones"
     quadratic_rank: int = 1
     shape: str = "dense"
@@ -168,10 +218,11 @@ class NetSpec(GatedSpec):
             self.parametrisation == "standard" or self.gating != "quadratic",
             f"quadratic gates have no {self.parametrisation} parametrisation; use parametrisation='standard'.",
         )
-        require(
-            self.train_gates or self.gating in ("linear", "quadratic"),
-            f"gates can be frozen only where a gating network makes them, not with gating={self.gating!r}.",
-        )
+
+    @property
+    def gated_layers(self) -> int:
+        """How many gated layers there are: ``depth``."""
+        return self.depth
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> NetSpec:
@@ -195,9 +246,10 @@ class ImageSpec(GatedSpec):
     GATINGS: ClassVar[tuple[str, ...]] = ("own", "linear", "open")
     KEYS: ClassVar[tuple[str, ...]] = (
         "widths", "blocks", "channels", "classes", "dense", "gated_dense", "batch_norm", "gating", "experts", "gate",
-        "even_gates", "init", "parametrisation",
+        "even_gates", "init", "parametrisation", "nonlinear_gate_layers", "train_gates",
     )  # fmt: skip
-    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]] = {"even_gates": False}
+    LEFT_OUT: ClassVar[Mapping[str, Any]] = {**GatedSpec.LEFT_OUT, "train_gates": True}
+    WITHOUT_GATING_NETWORK: ClassVar[Mapping[str, Any]] = {**GatedSpec.WITHOUT_GATING_NETWORK, "even_gates": False}
 
     widths: tuple[int, ...]
     blocks: tuple[int, ...] = ()
@@ -227,6 +279,12 @@ class ImageSpec(GatedSpec):
             "even_gates is for hard gates: dividing the argument of a soft gate would change the network.",
         )
         require(not self.gated_dense or self.dense is not None, "gated_dense needs a dense layer: give dense.")
+
+    @property
+    def gated_layers(self) -> int:
+        """How many gated layers there are: convolutions on the main way, and the dense layer if it is gated."""
+        convolutions = 1 + 2 * sum(self.blocks) if self.blocks else len(self.widths)
+        return convolutions + int(self.gated_dense)
 
     @property
     def shape(self) -> str:

@@ -33,11 +33,11 @@ def half_spaces(net: GatedNet) -> HalfSpaces:
             "it is not a GatedNet, so its gating branch is not known",
             "Half-spaces are those of a DLGN; gates of other networks: overlap_kernel and path_count.",
         )
-    if net.settings.gating != "linear":
+    if not net.settings.has_half_space_gates:
         raise Unsupported(
-            f"GatedNet(gating={net.settings.gating!r})",
+            f"GatedNet({net.settings.gating_words})",
             "its gates are not half-spaces of the input",
-            "Half-spaces exist for gating='linear'; net.pre_activations(x) works for every gating.",
+            "Half-spaces exist for gating='linear' without nonlinear_gate_layers; net.pre_activations(x) works for every gating.",
         )
     weight = next(net.parameters())
     points = torch.cat([weight.new_zeros(1, net.settings.inputs), torch.eye(net.settings.inputs).to(weight)])

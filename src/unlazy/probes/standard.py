@@ -57,7 +57,7 @@ def portrait(model: GatedNet, batch: Dataset) -> Measured:
     """Output and path count at every sample, and the half-spaces of linear gates: what a page draws."""
     with torch.no_grad():
         measured = {"output": model(batch.x)[..., 0], "paths": path_count(model, batch.x).float()}
-    if model.settings.gating == "linear":
+    if model.settings.has_half_space_gates:
         spaces = half_spaces(model)
         measured |= {"normals": spaces.normals, "offsets": spaces.offsets}
     return measured

@@ -74,7 +74,7 @@ def first_layer_neurons(model: nn.Module) -> Measured:
     many = weights.numel()
     require(many <= NEURON_NUMBERS, f"the first layer has {many} weights, more than {NEURON_NUMBERS}")
     measured = dict(zip(("neurons", "neuron_norms"), unit_directions(weights), strict=True))
-    if isinstance(model, GatedNet) and model.settings.gating == "linear":
+    if isinstance(model, GatedNet) and model.settings.has_half_space_gates:
         spaces = half_spaces(model)
         measured |= {"normals": spaces.normals, "offsets": spaces.offsets}
     return measured
@@ -114,7 +114,7 @@ def _bias_of_relu_net(net: GatedNet, layer: nn.Module) -> Tensor | None:
     """The first bias of a ReLU network of ours; raises if its gates are others or its layers have multipliers."""
     if net.settings.gating != "own":
         raise Unsupported(
-            f"GatedNet(gating={net.settings.gating!r})",
+            f"GatedNet({net.settings.gating_words})",
             "its gates are not half-spaces of the input",
             "Choose gating='own' or 'linear'.",
         )

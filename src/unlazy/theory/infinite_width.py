@@ -75,8 +75,8 @@ def starting_variances(spec: NetSpec, branch: str = "value") -> Variances:
     require(branch in ("gate", "value"), f"a branch is 'gate' or 'value', got {branch!r}.")
     if spec.parametrisation == "mup":
         raise Unsupported("GatedNet", "under mup the output vanishes as the width grows", "Take 'standard' or 'ntk'.")
-    if branch == "gate" and spec.gating != "linear":
-        raise Unsupported("GatedNet", f"gating={spec.gating!r} has no linear gating branch", "Take branch='value'.")
+    if branch == "gate" and not spec.has_half_space_gates:
+        raise Unsupported("GatedNet", f"{spec.gating_words} has no linear gating branch", "Take branch='value'.")
     layers = spec.depth if branch == "gate" else spec.depth + 1
     square = float(spec.init.scale) ** 2
     biased = spec.gate_bias if branch == "gate" else spec.value_bias

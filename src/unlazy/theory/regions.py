@@ -59,11 +59,11 @@ def path_polyhedron(net: GatedNet, path: Sequence[int]) -> Polyhedron:
 def gate_functions(net: GatedNet) -> list[Affine]:
     """Offset and normal of every unit's half-space, layer by layer, as the product of the gating matrices."""
     _require_flat_gates(net)
-    if net.settings.gating != "linear":
+    if not net.settings.has_half_space_gates:
         raise Unsupported(
-            f"GatedNet(gating={net.settings.gating!r})",
+            f"GatedNet({net.settings.gating_words})",
             "its gates are not half-spaces of the input",
-            "circle_pieces and line_pieces cut a curve for ReLU networks too.",
+            "circle_pieces and line_pieces cut a curve for ReLU networks and non-linear gating networks too.",
         )
     state, found = _identity(net), []
     for layer in net.gate_layers:
@@ -194,14 +194,14 @@ def _walk(net: GatedNet, curve: _Curve) -> Pieces:
     _require_flat_gates(net)
     own = net.settings.gating == "own"
     pieces: list[tuple[float, float, Affine, list[NDArray[np.bool_]]]] = [(curve.start, curve.end, _identity(net), [])]
-    for layer in net.value_layers if own else net.gate_layers:
-        finer = []
+    for number, layer in enumerate(net.value_layers if own else net.gate_layers, start=1):
+        rectified, finer = own or number in net.settings.nonlinear_gate_layers, []
         for start, end, state, gates in pieces:
             q = _apply_layer(layer, state)
             for left, right in _cut(curve, start, end, curve.zeros(q)):
                 at_middle = q @ curve.at(inner_point(left, right))
                 open_ = at_middle > 0 if own else at_middle >= 0
-                finer.append((left, right, q * open_[:, None] if own else q, [*gates, open_]))
+                finer.append((left, right, q * open_[:, None] if rectified else q, [*gates, open_]))
         pieces = finer
     starts, ends, _, patterns = zip(*pieces, strict=True)
     stacked = [torch.from_numpy(np.stack(layer)) for layer in zip(*patterns, strict=True)]

@@ -80,6 +80,8 @@ def train_in_parallel(
     )
     standard = all(net.settings.parametrisation == "standard" for stack in stacks for net in stack.nets)
     require(standard, "parallel training has one rate for all layers: the standard parametrisation.")
+    all_train = all(net.settings.train_gates for stack in stacks for net in stack.nets)
+    require(all_train, "parallel training moves every parameter; train networks with frozen gates by train_images.")
     require(recipe.batch <= len(train), f"a batch of {recipe.batch} is more than the {len(train)} pictures there are.")
     cuda = torch.device(device).type == "cuda"
     layout = torch.channels_last if cuda else torch.contiguous_format
