@@ -165,10 +165,11 @@ class Part(Shown):
 class Claim:
     """One statement of a paper, and the parts that decide it.
 
-    ``id``: C and F belong to the half-space paper, B to the emergence paper, L to the tangent paper; a study of your own may use
-    any other. ``where``: theorem, figure, table or section. ``paper``: what the paper gives, in a few words. ``parts``: the
-    paper's own set-up; the first one gives the headline number. ``controls``: the same statement under other set-ups, slopes and
-    controls. ``shows``: further numbers without a verdict. ``figure``: the name of the figure that shows it.
+    ``id``: C and F belong to the half-space paper, B to the emergence paper, L to the tangent paper, X to questions that the
+    papers leave open; a study of your own may use any other. ``where``: theorem, figure, table or section. ``paper``: what the
+    paper gives, in a few words. ``parts``: the paper's own set-up; the first one gives the headline number. ``controls``: the
+    same statement under other set-ups, slopes and controls. ``shows``: further numbers without a verdict. ``figure``: the name of
+    the figure that shows it.
     """
 
     id: str

@@ -52,7 +52,9 @@ class GatedImageNet(GatedModule[ImageSpec]):
         """f(x) = value(x, gates(x))."""
         self._check_input(x)
         if self._spec.gating == "own":
-            return self._value_pass(x, lambda _, pre: F.relu(pre))
+            if self._spec.gate.beta is None:
+                return self._value_pass(x, lambda _, pre: F.relu(pre))
+            return self._value_pass(x, lambda _, pre: multiply_by_gate(self._spec.gate, pre, pre))
         if self._spec.gating == "open":
             return self._value_pass(x, lambda _, pre: pre)
         q = self.pre_activations(x)

@@ -271,8 +271,10 @@ class ImageSpec(GatedSpec):
         )
         super().__post_init__()
         require(
-            self.gating == "linear" or self.gate == HardGate(None),
-            f"gating={self.gating!r} trains no gate: give gate=HardGate(None).",
+            self.gating == "linear"
+            or (isinstance(self.gate, HardGate) and (self.gating == "own" or self.gate.beta is None)),
+            f"gating={self.gating!r} trains no gate: give gate=HardGate(None)"
+            + (", or a slope with which a unit's own gate passes gradients." if self.gating == "own" else "."),
         )
         require(
             not self.even_gates or isinstance(self.gate, HardGate),
