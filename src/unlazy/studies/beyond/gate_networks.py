@@ -36,6 +36,7 @@ from unlazy.training.images import ImageRecipe, train_images
 Net = GatedNet | GatedImageNet
 Array = NDArray[np.float64]
 CHUNK = 500  # samples at a time
+ACCURACIES = ("train_hard_gates", "test_hard_gates", "test_as_trained")
 QUARTERS = 4  # networks are kept after every quarter of their training
 
 
@@ -46,13 +47,16 @@ GateState = Mapping[str, Tensor]  # of a gating network, by the names within it
 
 @dataclass(frozen=True)
 class Trained:
-    """One network a seed after training, its accuracies in percent, and the same networks after each quarter of training."""
+    """One network a seed after training, accuracies in percent by name, and the networks after each quarter of training."""
 
     nets: list[Net]
-    train: Array
-    test: Array
-    test_as_trained: Array
+    accuracies: dict[str, Array]
     quarters: dict[int, list[Net]]
+
+    @property
+    def test(self) -> Array:
+        """Test accuracies with hard gates."""
+        return self.accuracies["test_hard_gates"]
 
 
 def gating_state(net: Net) -> GateState:
@@ -93,18 +97,12 @@ def train_task(
         )
         for place, seed in enumerate(seeds)
     ]
+    at = quarter_epochs(task)
     return Trained(
         [_load_pictures_net(run, spec) for run in runs],
-        *(np.array([100 * run.scalars(name)[1][-1, 0] for run in runs]) for name in _ACCURACIES),
-        {
-            quarter: [_load_pictures_net(run, spec, quarter) for run in runs]
-            for quarter in range(1, QUARTERS)
-            if task.epochs >= QUARTERS
-        },
+        {name: np.array([100 * run.scalars(name)[1][-1, 0] for run in runs]) for name in ACCURACIES},
+        {quarter: [_load_pictures_net(run, spec, quarter) for run in runs] for quarter in at},
     )
-
-
-_ACCURACIES = ("train_hard_gates", "test_hard_gates", "test_as_trained")
 
 
 def _train_stack(
@@ -134,8 +132,8 @@ def _train_stack(
         stack.load_state_dict({name: torch.as_tensor(numbers[f"model/{name}"]) for name in stack.state_dict()})
         return [member(stack, place).eval() for place in range(len(seeds))]
 
-    accuracies = (100 * run.scalars(name)[1][-1] for name in _ACCURACIES)
-    return Trained(load(task.epochs), *accuracies, {quarter: load(epoch) for quarter, epoch in at.items()})
+    accuracies = {name: 100 * run.scalars(name)[1][-1] for name in ACCURACIES}
+    return Trained(load(task.epochs), accuracies, {quarter: load(epoch) for quarter, epoch in at.items()})
 
 
 def quarter_epochs(task: Task) -> dict[int, int]:

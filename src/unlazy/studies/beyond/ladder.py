@@ -164,8 +164,17 @@ def measure(case: LadderCase, work: Work) -> Rows:
     trained = train_task(key, case.setup, spec, data, case.seeds, work.stage(0, 2 if fresh else 1))
     rows, seeds = Rows(), list(case.seeds)
     rows.add("accuracy", trained.test, split="test", gate_values=HARD, values=TOGETHER, seed=seeds)
-    rows.add("accuracy", trained.train, split="train", gate_values=HARD, values=TOGETHER, seed=seeds)
-    rows.add("accuracy", trained.test_as_trained, split="test", gate_values=AS_TRAINED, values=TOGETHER, seed=seeds)
+    rows.add(
+        "accuracy", trained.accuracies["train_hard_gates"], split="train", gate_values=HARD, values=TOGETHER, seed=seeds
+    )
+    rows.add(
+        "accuracy",
+        trained.accuracies["test_as_trained"],
+        split="test",
+        gate_values=AS_TRAINED,
+        values=TOGETHER,
+        seed=seeds,
+    )
     rows.add("parameters", [sum(p.numel() for p in trained.nets[0].parameters())] * len(seeds), seed=seeds)
     x = data.test_inputs(case.probe).to(work.device)
     for place, (seed, net) in enumerate(zip(seeds, trained.nets, strict=True)):
@@ -178,7 +187,9 @@ def measure(case: LadderCase, work: Work) -> Rows:
         again = [seed + FRESH_SEED for seed in seeds]
         other = train_task(f"{key}-fresh", case.setup, frozen, data, again, work.stage(1, 2), donors)
         rows.add("accuracy", other.test, split="test", gate_values=HARD, values=FRESH, seed=seeds)
-        rows.add("accuracy", other.train, split="train", gate_values=HARD, values=FRESH, seed=seeds)
+        rows.add(
+            "accuracy", other.accuracies["train_hard_gates"], split="train", gate_values=HARD, values=FRESH, seed=seeds
+        )
     return rows
 
 
@@ -246,7 +257,7 @@ def above_neighbours(some: Vector, before: Vector, after: Vector) -> Vector:
     return some - (before + after) / 2
 
 
-def gain_part(task: str, high: str = ALL, low: str = NONE, rule: str = HARD_RULE, **bound: float) -> Part:
+def gain_part(task: str, high: str = ALL, low: str = NONE, rule: str = HARD_RULE, **bound: Any) -> Part:
     """Accuracy of one kind of gates less that of another."""
     words = f"{task}: {high} less {low}" + (", soft gates in training" if rule == SOFT_RULE else "")
     both = accuracy(task, high, rule=rule), accuracy(task, low, rule=rule)
@@ -373,7 +384,7 @@ LINES = {RELU: ("black", "ReLU network"), WIDE: ("grey", "ReLU, equal parameters
 
 def _summary(results: Results, task: str, gates: str, values: str = TOGETHER) -> tuple[float, float, float]:
     """Median and interval of the test accuracies of one kind of gates."""
-    where = {"task": task, "gates": gates, "rule": HARD_RULE, "values": values}
+    where: dict[str, Any] = {"task": task, "gates": gates, "rule": HARD_RULE, "values": values}
     found = results.table.select("accuracy", split="test", gate_values=HARD, **where)
     low, high = interval(found)
     return float(np.median(found)), low, high

@@ -205,13 +205,13 @@ def accuracy(task: str, donor: str) -> Quantity:
     return Quantity("accuracy", task=task, donor=donor)
 
 
-def gain_part(task: str, high: str, low: str, **bound: float) -> Part:
+def gain_part(task: str, high: str, low: str, **bound: Any) -> Part:
     """Accuracy under the gates of one donor less that under those of another."""
     both = accuracy(task, high), accuracy(task, low)
     return Part(f"{task}: {high} less {low}", both, by=difference, unit=POINTS, seeds=seeds_of(task), **bound)
 
 
-def share_part(task: str, donor: str, **bound: float) -> Part:
+def share_part(task: str, donor: str, **bound: Any) -> Part:
     """The share of a donor between floor and ceiling."""
     one = Quantity("share", task=task, donor=donor)
     return Part(f"{task}: share of {donor}", one, seeds=seeds_of(task), **bound)
