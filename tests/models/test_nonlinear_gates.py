@@ -375,3 +375,33 @@ def test_a_frozen_gating_network_stays_as_it_is() -> None:
     for one, other in zip(before, net.pre_activations(x), strict=True):
         assert torch.equal(one, other)
     assert not torch.equal(statistics, net.value_layers[0].norm.running_mean)
+
+
+# --- tied branches ---------------------------------------------------------------------------------------------
+
+
+def test_a_relu_image_network_can_pass_the_surrogate_gradient() -> None:
+    """On pictures of one pixel it is the dense network of the same weights and rule: outputs and gradients agree."""
+    images = build(
+        replace(ImageSpec((4, 4), channels=3, classes=2, batch_norm=False).relu(), gate=HardGate(4.0)),
+        dtype=torch.float64,
+    )
+    dense = build(NetSpec(3, 2, width=4, depth=2, gating="own", gate=HardGate(4.0)), dtype=torch.float64)
+    with torch.no_grad():
+        for mine, theirs in zip(images.value_layers, dense.value_layers, strict=True):
+            theirs.weight.copy_(mine.conv.weight[:, :, 1, 1])
+            theirs.bias.copy_(mine.conv.bias)
+        dense.readout.weight.copy_(images.readout.output.weight)
+        dense.readout.bias.copy_(images.readout.output.bias)
+    x = random_inputs(5, 3)
+    wide, plain = (one.clone().requires_grad_() for one in (x[:, :, None, None], x))
+    out, wanted = images(wide), dense(plain)
+    assert torch.allclose(out, wanted)
+    assert torch.allclose(out, images.hard()(wide))
+    out.square().sum().backward()
+    wanted.square().sum().backward()
+    assert torch.allclose(wide.grad[:, :, 0, 0], plain.grad)
+    (without,) = torch.autograd.grad(images.hard()(wide).square().sum(), wide)
+    assert not torch.allclose(without, wide.grad)
+    with pytest.raises(InputError, match="trains no gate"):
+        replace(ImageSpec((4, 4)).deep_linear(), gate=HardGate(4.0))

@@ -55,12 +55,12 @@ from unlazy.studies.trainings import AS_TRAINED, HARD
 
 NONE, FIRST, HALF, ALL = "none", "first layer", "first half", "all"  # column `gates`
 MIDDLE, BEFORE, AFTER, LAST_HALF, LAST = "middle layer", "before middle", "after middle", "last half", "last layer"
-RELU, TIED, WIDE = "relu", "relu, surrogate gradient", "relu, equal parameters"
+RELU, TIED, WIDE = "relu", "relu with surrogate gradient", "relu of equal parameters"
 RUNGS = (NONE, FIRST, HALF, ALL)
 SINGLE = (FIRST, BEFORE, MIDDLE, AFTER)
 NETWORKS = (*RUNGS, "first quarter", BEFORE, MIDDLE, AFTER, LAST_HALF, RELU, TIED, WIDE)
 WITH_FRESH_VALUES = (NONE, ALL, RELU)
-TOGETHER, FRESH = "with the gates", "fresh"  # column `values`
+TOGETHER, FRESH = "together", "fresh"  # column `values`
 HARD_RULE, SOFT_RULE = "hard", "soft"  # column `rule`
 FRESH_SEED = 1000  # added to the seed of fresh values
 
@@ -160,7 +160,7 @@ def measure(case: LadderCase, work: Work) -> Rows:
     data = load_task(case.setup, case.seeds, work)
     spec = spec_of(case, data)
     fresh = case.gates in WITH_FRESH_VALUES and case.rule == HARD_RULE
-    key = f"{case.task}-{case.gates}-{case.rule}".replace(" ", "-").replace(",", "")
+    key = f"{case.task}-{case.gates}-{case.rule}".replace(" ", "-")
     trained = train_task(key, case.setup, spec, data, case.seeds, work.stage(0, 2 if fresh else 1))
     rows, seeds = Rows(), list(case.seeds)
     rows.add("accuracy", trained.test, split="test", gate_values=HARD, values=TOGETHER, seed=seeds)
@@ -428,7 +428,9 @@ def draw_training(results: Results) -> plots.Figure:
             middle, low, high = np.array([_summary(results, name, gates, values) for gates in WITH_FRESH_VALUES]).T
             places = np.arange(len(middle)) + shift
             around = [middle - low, high - middle]
-            axis.errorbar(places, middle, around, fmt="o", color=plots.COLOURS[colour], label=f"values {values}")
+            axis.errorbar(
+                places, middle, around, fmt="o", color=plots.COLOURS[colour], label=f"values trained {values}"
+            )
         axis.set(
             title=name, xticks=range(len(WITH_FRESH_VALUES)), xticklabels=["half-spaces", "all non-linear", "ReLU"]
         )

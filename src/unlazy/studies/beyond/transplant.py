@@ -52,7 +52,12 @@ from unlazy.studies.table import Rows
 
 # --- what varies ---------------------------------------------------------------------------------------------
 
-RANDOM, START, QUARTER, OWN = "random, matched on-rates", "own start", "own, a quarter of training", "own, end"
+RANDOM, START, QUARTER, OWN = (
+    "random with matched on-rates",
+    "own at the start",
+    "own after a quarter",
+    "own at the end",
+)
 OTHER_SEED, OTHER_TASK, SHUFFLED, RELU = "another seed", "another task", "shuffled labels", "ReLU network"
 DONORS = (RANDOM, START, QUARTER, OWN, OTHER_SEED, OTHER_TASK, SHUFFLED, RELU)  # column `donor`
 TRAINED = "trained with its gates"
@@ -114,7 +119,7 @@ def cases(settings: Settings, seeds: Sequence[int]) -> list[TransplantCase]:
 def measure(case: TransplantCase, work: Work) -> Rows:
     """Test accuracy, in percent, of fresh values under the gates of each donor, and its share between floor and ceiling.
 
-    ``share``: (donor - random) / (own, end - random); no number where floor and ceiling differ by less than a point.
+    ``share``: (donor - random) / (own at the end - random); no number where floor and ceiling differ by less than a point.
     """
     seeds, rows, stages = list(case.seeds), Rows(), 4 + len(DONORS)
     data = load_task(case.setup, seeds, work)
@@ -135,7 +140,7 @@ def measure(case: TransplantCase, work: Work) -> Rows:
         gates: list[GateState] = [gating_state(net) for net in donors[donor]]
         layers = tuple(range(1, spec.gated_layers + 1)) if donor == RELU else ()
         recipient = replace(spec, nonlinear_gate_layers=layers)
-        name = f"{key}-under-{donor}".replace(" ", "-").replace(",", "")
+        name = f"{key}-under-{donor}".replace(" ", "-")
         stage = work.stage(4 + number, stages)
         found[donor] = train_task(name, case.setup, recipient, data, again, stage, gates).test
         rows.add("accuracy", found[donor], donor=donor, seed=seeds)
