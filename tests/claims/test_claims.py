@@ -237,10 +237,12 @@ def test_every_claim_of_the_papers_is_declared_once() -> None:
     wanted = [name for one in first for name in ((one, f"{one}b") if one in followed_up else (one,))]
     wanted += [f"B{i}" for i in range(1, 14)] + [f"L{i}" for i in range(1, 12)]
     wanted += [f"A{i}" for i in range(1, 10)] + [f"E{i}" for i in range(1, 5)]  # ours: of the advice, of the estimators
-    wanted += [f"X{i}" for i in range(20, 31)]  # ours: beyond the papers
+    wanted += [f"X{i}" for i in (*range(1, 6), *range(10, 16), *range(20, 31))]  # ours: beyond the papers
     declared = [claim.id for entry in studies() for claim in load_study(entry.name).claims]
     assert sorted(declared) == sorted(wanted)
-    assert [row["id"] for row in scorecard(load_results(RESULTS))] == wanted
+    without_results = {f"X{i}" for i in range(10, 16)}  # the study transplant, declared and not measured yet
+    measured = [name for name in wanted if name not in without_results]
+    assert [row["id"] for row in scorecard(load_results(RESULTS))] == measured
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: f"{path.parent.name}-{path.name}")
