@@ -94,6 +94,8 @@ class TangentKernel:
     ``idle``: modules among them that no sample uses. ``forms``: in which form each module's shares are held.
     """
 
+    follows_functions = True  # whether weights that functions read are looked for
+
     def __init__(
         self,
         model: nn.Module,
@@ -125,7 +127,7 @@ class TangentKernel:
         self.is_checked = found is not None
         if found is None:
             self._check(x, x2, outputs, method)
-            found = CheckResult(self._findings())
+            found = CheckResult({} if key is None else self._findings())
             if key is not None:
                 remember(model, key, found)
         else:
@@ -154,11 +156,12 @@ class TangentKernel:
         self.plain_layout = any(isinstance(m, CONVOLUTIONS) and m.groups > 1 for m in self.model.modules())
         with self.ready():
             probes = [_first_and_last(data) for data in (x, x2) if data is not None]
-            if method == "auto":
+            follow = method == "auto" and self.follows_functions
+            if follow:
                 self._find_uses(probes[0])
             seen = [self._check_rules(probe, outputs) for probe in probes]
             # A second look, at layers that lost their rule because functions read their weights, and at what samples share.
-            if method == "auto" and self._find_uses(probes[0], shared=True):
+            if follow and self._find_uses(probes[0], shared=True):
                 try:
                     seen = [self._check_rules(probe, outputs) for probe in probes]
                 except (
@@ -225,11 +228,10 @@ class TangentKernel:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Context in which features are made: evaluation mode, and only parameters with a rule require gradients."""
+        """Context in which features are made: evaluation mode, and parameters that require no gradient."""
         with torch.inference_mode(False), evaluation_mode(self.model) as modules:
             every = {p: None for module in modules for p in module._parameters.values() if p is not None}
-            served = {p: None for module, picked in self.fast.items() for p in own_parameters(module, picked)}
-            with require_gradients(list(served), [p for p in every if p not in served]):
+            with require_gradients([], list(every)):
                 yield
 
     def features(self, x: Inputs) -> list[Share]:
@@ -435,17 +437,19 @@ class TangentKernel:
         module may read a parameter. The graph also tells whether a check of an earlier call still holds (``StaleCheck``).
         """
         owned = {module: own_parameters(module, picked) for module, picked in self.fast.items()}
+        served = [parameter for own in owned.values() for parameter in own]
         given = self._follow_inputs(x)
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
-                out, taps = self._forward(given)
-        except RuntimeError:
-            if not self.follow_inputs:
-                raise
-            self.follow_inputs = False  # the model changes its input in place, or makes an array of it
-            out, taps = self._forward(x)
-        leaves: list[Tensor] = [parameter for own in owned.values() for parameter in own]
+        with require_gradients(served, []):
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Converting a tensor with requires_grad=True")
+                    out, taps = self._forward(given)
+            except RuntimeError:
+                if not self.follow_inputs:
+                    raise
+                self.follow_inputs = False  # the model changes its input in place, or makes an array of it
+                out, taps = self._forward(x)
+        leaves: list[Tensor] = [*served]
         leaves += [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
         numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
         facts = graph_facts(out, numbers, [tap.output.grad_fn for tap in taps])
@@ -480,10 +484,11 @@ class TangentKernel:
             return self._are_equal(together[n - 1 :], call_model(self.model, take_samples(x, slice(n - 1, n))))
 
     def _calls(
-        self, out: Tensor, taps: list[Tap], directions: Tensor, *, demote: bool, moved: bool = False
+        self, out: Tensor, taps: list[Tap], directions: Tensor, *, demote: bool, moved: bool | None = None
     ) -> dict[nn.Module, list[Call]]:
         """The calls of each module with a rule. A module whose calls lack one entry a sample loses its rule (``demote``) or
-        raises ``RuleMismatch``. ``moved``: entries may stand in another order, which is checked.
+        raises ``RuleMismatch``. ``moved``: whether entries may stand in another order, which is then checked; ``None``: to be
+        found out.
         """
         n = len(out)
         if demote:
@@ -491,6 +496,8 @@ class TangentKernel:
             taps = [tap for tap in taps if tap.module in self.fast]
         elif not all(tap.fits(n, folded=tap.module in self.layouts) for tap in taps):
             raise RuleMismatch
+        if moved is None and not demote:
+            moved = moves_entries(graph_facts(out, {}, [tap.output.grad_fn for tap in taps]))
         batched = all(rule_for(module) in BATCHED for module in self.fast)
         try:
             entries = EntryCheck(out, taps, directions) if moved or demote else None

@@ -51,6 +51,7 @@ class Tangents:
 class LayerTangents(TangentKernel):
     """The exact tangent kernel of a module, whose parts are kept apart; made once, used at every step of training."""
 
+    follows_functions = False  # stand-ins do
     _owners: list[nn.Module]
     _done: int = 0
     _moments: dict[nn.Module, Tensor] | None = None
