@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 if TYPE_CHECKING:
     import torch
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 class UnlazyError(Exception):
