@@ -5,7 +5,8 @@ import platform
 import sys
 from pathlib import Path
 
-print(f"# Made by `make lock` for Python {platform.python_version()} on {platform.system()} {platform.machine()}; torch is the CPU build.")  # noqa: T201
+where = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+print(f"# Made by `make lock` for {where}; torch is the CPU build.")  # noqa: T201
 found = {}
 for package in json.loads(Path(sys.argv[1]).read_text())["install"]:
     hashes = package["download_info"].get("archive_info", {}).get("hashes", {})

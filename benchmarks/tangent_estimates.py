@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import large_models
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+import large_models
 from unlazy import runtime
 from unlazy.kernels.compare import kernel_distance, relative_change
 from unlazy.kernels.jacobian import choose_jvp, jvp_at, rows_by_vmap
