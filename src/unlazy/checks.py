@@ -26,7 +26,7 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unlazy.runtime import InputError, UnlazyError
+from unlazy.runtime import InputError, UnlazyError, Unsupported
 
 F = TypeVar("F", bound=Callable[..., Any])
 LARGEST = 2**63 - 1
@@ -276,7 +276,7 @@ def _of(inner: tuple[Any, ...], *, mapping: bool) -> str:
 def describe_value(value: Any) -> str:
     """A value in words, short."""
     if isinstance(value, Tensor):
-        return f"a {_odd_tensor(value)}{str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+        return f"a {_odd_tensor(value)}{_dtype_name(value.dtype)} tensor {list(value.shape)}"
     if isinstance(value, np.ndarray):
         return f"a numpy array {list(value.shape)} of {value.dtype}"
     if inspect.isclass(value):
@@ -355,7 +355,11 @@ def _find_unusable_samples(given: Mapping[str, Any]) -> str | None:
         return f"{name} must be a tensor, a tuple or a mapping of them, samples first; got {describe_value(x)}."
     if not all(len(leaf) for leaf in leaves):
         return f"there are no samples in {name}."
-    one = pytree.tree_map(lambda leaf: leaf[:1], x)
+    return find_refusal(model, name, pytree.tree_map(lambda leaf: leaf[:1], x))
+
+
+def find_refusal(model: nn.Module, name: str, one: Any) -> str | None:
+    """Why a model does not take a sample, in words, or ``None``; every part of it keeps its mode. ``name``: of the argument."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
@@ -367,11 +371,21 @@ def _find_unusable_samples(given: Mapping[str, Any]) -> str | None:
                 if isinstance(one, tuple | list)
                 else model(one)
             )
+    except (Unsupported, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         told = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        shapes = " and ".join(f"{tuple(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}" for leaf in leaves)
-        return f"{type(model).__name__} does not take samples of shape {shapes} ({name}): {told}."
+        leaves = [leaf for leaf in pytree.tree_leaves(one) if isinstance(leaf, Tensor)]
+        shapes = " and ".join(f"{tuple(leaf.shape[1:])} {_dtype_name(leaf.dtype)}" for leaf in leaves)
+        wanted = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+        other = "type" in told and len(wanted) == 1 and any(leaf.dtype not in wanted for leaf in leaves)
+        remedy = f" Its parameters are {_dtype_name(wanted.pop())}: convert {name}, or the model." if other else ""
+        return f"{type(model).__name__} does not take samples of shape {shapes} ({name}): {told}.{remedy}"
     finally:
         for module, training in modes:
             module.training = training
     return None
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
+from unlazy.checks import find_refusal
 from unlazy.kernels.check_memory import GraphFacts
 from unlazy.kernels.layer_rules import Call
 from unlazy.kernels.weight_uses import WeightUse, watch_uses
@@ -217,37 +218,14 @@ def explain_input_errors(model: nn.Module, x: Inputs, x2: Inputs | None = None) 
         yield
     except (Unsupported, torch.OutOfMemoryError):
         raise
-    except Exception:
+    except Exception as error:
         for name, given in (("x", x), ("x2", x2)):
             if given is not None:
                 check_inputs(given)
-                _check_accepts(model, name, take_samples(given, slice(0, 1)))
+                refusal = find_refusal(model, name, take_samples(given, slice(0, 1)))
+                if refusal is not None:
+                    raise InputError(refusal) from error
         raise
-
-
-def _check_accepts(model: nn.Module, name: str, one: Inputs) -> None:
-    try:
-        with evaluation_mode(model), torch.no_grad():
-            _raw_output(model, one)
-    except (Unsupported, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        leaves = [leaf for leaf in pytree.tree_leaves(one) if isinstance(leaf, Tensor)]
-        shapes = " and ".join(f"{tuple(leaf.shape[1:])} {_dtype_name(leaf.dtype)}" for leaf in leaves)
-        wanted = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-        other = "type" in str(error) and len(wanted) == 1 and any(leaf.dtype not in wanted for leaf in leaves)
-        remedy = f" Its parameters are {_dtype_name(wanted.pop())}: convert {name}, or the model." if other else ""
-        raise InputError(
-            f"{type(model).__name__} does not take samples of shape {shapes} ({name}): {_first_line(error)}.{remedy}"
-        ) from error
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def channels_last(x: Inputs) -> Inputs:
