@@ -160,7 +160,8 @@ def test_a_worker_works_on_a_copy(tmp_path: Path) -> None:
     net, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(6, 3)
     job = GramJob("tangent", net, x)
     file = gram_file(tmp_path / "k.zarr", net, x, tile=4)
-    computer, _ = gram_cluster._open_job(job, str(file.path), file.tile, file.about["job"])
+    address = gram_cluster.FileAddress(str(file.path), file.tile, file.about["job"], mark="")
+    computer = gram_cluster._open_job(gram_cluster.pack_job(job), address, None)
     with computer.ready():
         assert not any(p.requires_grad for p in computer.job.model.parameters())
         assert all(p.requires_grad for p in job.model.parameters())

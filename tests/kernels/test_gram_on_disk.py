@@ -242,6 +242,12 @@ def test_bad_calls_teach(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_tiles_beyond_the_tenth_are_complete(tmp_path: Path) -> None:
+    """Receipts are JSON with sorted names, where 10-2 comes before 2-10."""
+    file = gram_file(tmp_path / "k.zarr", net(), data(48), tile=4)
+    assert GramFile(file.path).missing_places() == []
+
+
 SLOWLY = """
 import sys, time, torch
 sys.path.insert(0, sys.argv[2])

@@ -190,6 +190,6 @@ def test_page_names_every_claim(page: str) -> None:
 def test_unknown_studies_and_settings_are_refused() -> None:
     assert find_studies("half-space") == [entry.name for entry in studies() if entry.paper == "half-space"]
     with pytest.raises(InputError, match="circle"):
-        find_studies("square")
+        find_studies("qqq")
     with pytest.raises(InputError, match="author, pilot"):
         Settings(epochs=1, frozen_epochs=1, presets=("nobody",))

@@ -270,22 +270,22 @@ class GramFile:
         """The receipt of a tile; ``None`` if there is none, or if it is damaged or of another job or tile."""
         try:
             receipt = json.loads(self._receipt_path(place).read_text())
-            names = list(receipt["checksums"])
+            names = set(receipt["checksums"])
             mine = (receipt["job"], receipt["tile"]) == (self._job, list(place)) if self.format > 1 else True
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        return receipt if mine and names == [_chunk_name(at) for at in self._chunk_places(place)] else None
+        return receipt if mine and names == {_chunk_name(at) for at in self._chunk_places(place)} else None
 
     def _is_complete(self, place: Place) -> bool:
         receipt = self._read_receipt(place)
         if receipt is None or not self._has_chunks(place):
             return False
-        for at, checksum in zip(self._chunk_places(place), receipt["checksums"].values(), strict=True):
+        for at in self._chunk_places(place):
             try:
                 values = self._read(at)
             except (OSError, ValueError):  # a chunk of the wrong length, or with a flipped bit
                 return False
-            if tile_checksum(values) != checksum:
+            if tile_checksum(values) != receipt["checksums"][_chunk_name(at)]:
                 return False
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,7 @@ class MemoryLimit:
         """Run two samples and add up what every operation allocates: more than is ever held at once without gradients."""
         self.device = next(model.parameters()).device
         few = take_samples(x, slice(0, PROFILED_SAMPLES))
-        counter = _AllocationCounter()
+        counter, began = _AllocationCounter(), time.process_time()
         try:
             with torch.no_grad(), elementary_layers(model), counter:
                 _ = (
@@ -78,6 +79,7 @@ class MemoryLimit:
         except Exception:  # whatever a stranger's model raises, it raises again where somebody explains it
             counter.bytes = 0
         self.sample_bytes = counter.bytes // sample_count(few)
+        self.sample_seconds = (time.process_time() - began) / sample_count(few)  # at most: it was the first call
 
     def allowed(self) -> int:
         """Bytes that may be taken now."""

@@ -54,7 +54,7 @@ from unlazy.scope.user_model import (
 from unlazy.scope.verdict import judge
 from unlazy.store import INTERRUPTIONS, Run, parse_notes, parse_tags
 
-TRIED_SAMPLES = 4  # with which an unknown model is called first
+TRIED_SAMPLES = 4  # with which a slow model is called first
 START_PASSES = 2  # of the probe set through the model before the first step, whatever else waits
 FIRST_SECONDS = 3.0  # of the first measurement before the first step; the rest of it follows during the first steps
 END_SECONDS = 3.0  # of the last measurement if the budget leaves less; light measures are taken whatever they cost
@@ -119,7 +119,8 @@ class Session:
         with preserve_state(model):
             probe = probe.to(*device_and_dtype(model))
             limit = MemoryLimit(memory, model, probe.x, step_seen=False)
-            chosen = select_output(model, probe, output, min(limit.rows(), TRIED_SAMPLES))
+            slow = limit.sample_seconds * len(probe) > FIRST_SECONDS
+            chosen = select_output(model, probe, output, min(limit.rows(), TRIED_SAMPLES) if slow else limit.rows())
             self.model, probe = read_positions(chosen, probe, seed)
             seconds = FIRST_SECONDS / START_PASSES if math.isfinite(budget) else math.inf
             affordable = count_affordable(self.model, probe.x, limit.rows(), seconds)

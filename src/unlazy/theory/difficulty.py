@@ -142,7 +142,8 @@ def _start_diagonal(
 
 def _targets_and_words(labels: Tensor, n: int, outputs: int) -> tuple[Float[Tensor, "n o"], tuple[str, ...]]:
     """Targets and labels as words: one-hot rows minus their mean for classes (-1 and 1 for one output), or targets as given."""
-    require(labels.ndim > 0 and len(labels) == n, f"labels of shape {tuple(labels.shape)} for {n} points.")
+    count = len(labels) if labels.ndim else 0
+    require(count == n, f"{count} labels for {n} points.")
     if labels.is_floating_point():
         targets = labels.double().reshape(n, -1)
         require(targets.shape[1] == outputs, f"targets of {targets.shape[1]} columns for {outputs} outputs.")

@@ -66,8 +66,10 @@ def _rows(width: int, visits: Sequence[int], length: int, most: int) -> Paths:
 
 
 def _check_paths(paths: Paths, layers: int) -> None:
-    fits = len(paths) > 0 and paths.ndim == 2 and paths.shape[1] == layers
-    require(fits, f"paths are [paths, layers] with one unit in each of {layers} layers, got {tuple(paths.shape)}.")
+    fits = len(paths) > 0 and paths.ndim == 2 and 1 <= paths.shape[1] <= layers
+    require(
+        fits, f"paths are [paths, layers] with one unit in each of at most {layers} layers, got {tuple(paths.shape)}."
+    )
 
 
 def path_gates(gates: Sequence[Tensor], paths: Paths) -> Float[Tensor, "n paths"]:
@@ -90,6 +92,10 @@ def path_experts(
     """
     require(net.members is None, "path_experts reads one network; take member(stack, index).")
     _check_paths(paths, net.settings.depth)
+    require(
+        paths.shape[1] == net.settings.depth,
+        f"a path has a unit in each of {net.settings.depth} layers, got {paths.shape[1]}.",
+    )
     entered = [0] * len(paths) if enters is None else enters.tolist()
     after = net.settings.depth + 1
     experts = [

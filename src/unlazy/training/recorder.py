@@ -80,12 +80,7 @@ class Measure:
 
 
 def describe_function(function: Callable[..., Any]) -> dict[str, Any]:
-    """The name of a probe and, unless it is one of this package, a hash of what it does: two lambdas have one name.
-
-    >>> first, second = describe_function(lambda net, data: {"a": 1}), describe_function(lambda net, data: {"a": 2})
-    >>> first["probe"] == second["probe"], first["code"] == second["code"]
-    (True, False)
-    """
+    """The name of a probe and, unless it is one of this package, a hash of what it does: two lambdas have one name."""
     name = getattr(function, "__name__", type(function).__name__)
     if getattr(function, "__module__", "").startswith("unlazy."):
         return {"probe": name}
