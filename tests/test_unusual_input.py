@@ -17,6 +17,7 @@ from unlazy import Circle, Member, NetSpec, Recipe, fit
 from unlazy.data.dataset import Dataset
 from unlazy.data.patterns import Patterns, check_assumptions
 from unlazy.kernels import gram_cluster
+from unlazy.kernels.gram import ready_context
 from unlazy.kernels.gram_on_disk import gram_file
 from unlazy.kernels.gram_tiles import GramJob
 from unlazy.models.build import build, build_stack
@@ -162,6 +163,6 @@ def test_a_worker_works_on_a_copy(tmp_path: Path) -> None:
     file = gram_file(tmp_path / "k.zarr", net, x, tile=4)
     address = gram_cluster.FileAddress(str(file.path), file.tile, file.about["job"], mark="")
     computer = gram_cluster._open_job(gram_cluster.pack_job(job), address, None)
-    with computer.ready():
+    with ready_context(computer.kernel):
         assert not any(p.requires_grad for p in computer.job.model.parameters())
         assert all(p.requires_grad for p in job.model.parameters())
