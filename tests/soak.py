@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
+FUNCTIONS = 0.6  # of the calls are of functions, the others of commands
 TESTS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS / "support"))
 
@@ -71,7 +72,7 @@ def command(count: int, folder: Path, seed: int) -> tuple[int, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--calls", type=int, default=10_000, help="of functions, then of commands")
+    parser.add_argument("--calls", type=int, default=10_000, help="of functions and of commands")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -81,7 +82,7 @@ def main() -> None:
         for part in ("kills", "calls", "commands"):
             (folder / part).mkdir()
         lost = kill(options.kills, folder / "kills", chance)
-        ends = call(options.calls, folder / "calls", chance)
+        ends = call(int(FUNCTIONS * options.calls), folder / "calls", chance)
         functions = sum(ends.values())
         commands, tracebacks = command(max(0, options.calls - functions), folder / "commands", options.seed)
     share = ends["foreign"] / max(1, functions)
