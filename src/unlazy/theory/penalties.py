@@ -75,7 +75,7 @@ class Power:
 
     @property
     def name(self) -> str:
-        """|z - 1|^exponent."""
+        """``|z - 1|^exponent``."""
         return f"|z - 1|^{self.exponent:g}"
 
     @property
