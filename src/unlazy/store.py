@@ -228,7 +228,8 @@ class Run:
         path = self.folder / "status.json"
         status: dict[str, Any] = _read_json(path) if path.exists() else {"state": "running", "step": 0, "error": None}
         whole = isinstance(status, dict) and status.keys() == {"state", "step", "error"}
-        if not whole or type(status["step"]) is not int:
+        kinds: dict[str, Any] = {"state": str, "step": int, "error": (str, Nothing)}
+        if not whole or not all(isinstance(status[name], kind) for name, kind in kinds.items()):
             raise StoreError(f"{path} is damaged: it should hold state, step and error.")
         if status["state"] == "running" and not _is_locked(self.folder / "lock"):
             status["state"] = "interrupted"
