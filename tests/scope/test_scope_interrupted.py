@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def test_a_step_that_was_cut_in_two_is_not_measured(tmp_path: Path) -> None:
     assert (tmp_path / "verdict.json").exists()
 
 
+@pytest.fixture
+def usual_interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, whatever a framework has set before."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_interrupts")
 def test_a_real_signal_in_the_middle_of_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network()
     measure = Session._write
